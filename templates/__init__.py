@@ -1,0 +1,1 @@
+"""Jinja templates of the Triton kernels (package data, no code)."""

@@ -1,0 +1,1 @@
+"""Tables of tuned configurations, one folder a GPU, and the kernels rendered for them (package data, no code)."""
