@@ -1,0 +1,92 @@
+"""Backends of the library: ``triton`` (generated kernels), ``torch`` (closed form), ``reference`` (node by node)."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from importlib import import_module
+from typing import TYPE_CHECKING, NamedTuple
+
+if TYPE_CHECKING:
+    import torch
+
+    from bole_runtime.calls import CommitCall, VerifyCall
+
+#: Name to module. A module has ``verify(call)``, which fills ``call.out``, and ``commit(call)``, which updates the
+#: pools.
+BACKENDS: dict[str, str] = {
+    "triton": "bole_runtime.backends.triton_backend",
+    "torch": "bole_runtime.backends.torch_backend",
+    "reference": "bole_runtime.backends.reference_backend",
+}
+
+
+class Backend(NamedTuple):
+    """The two operations of a backend."""
+
+    name: str
+    verify: Callable[[VerifyCall], None]
+    commit: Callable[[CommitCall], None]
+
+
+_loaded: dict[str, Backend] = {}
+_forced: str | None = None
+_env_read = False
+
+
+def set_backend(name: str | None) -> None:
+    """Force a backend for the whole process, or go back to ``BOLE_BACKEND`` and the device with None.
+
+    ``BOLE_BACKEND`` is read once, at the first call; later changes of the environment need ``set_backend(None)``.
+
+    Raises:
+        ValueError: the name is unknown.
+    """
+    global _forced, _env_read
+    if name is not None:
+        _known(name, "name")
+    _forced, _env_read = name, name is not None
+
+
+def _known(name: str, what: str) -> str:
+    if name not in BACKENDS:
+        raise ValueError(f"{what}: unknown backend {name!r}; allowed: {', '.join(BACKENDS)}")
+    return name
+
+
+def _read_env() -> None:
+    global _forced, _env_read
+    name = os.environ.get("BOLE_BACKEND")
+    _forced = _known(name, "BOLE_BACKEND") if name else None
+    _env_read = True
+
+
+def backend_name(device: torch.device) -> str:
+    """Return the backend that serves a device: the forced one, else ``triton`` on CUDA and ``torch`` elsewhere.
+
+    Raises:
+        ValueError: ``BOLE_BACKEND`` names no backend.
+        RuntimeError: ``triton`` is forced on a CPU without ``TRITON_INTERPRET=1``.
+    """
+    if not _env_read:
+        _read_env()
+    if _forced is None:
+        return "triton" if device.type == "cuda" else "torch"
+    if _forced == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
+        raise RuntimeError(
+            "the triton backend runs on a CPU only under TRITON_INTERPRET=1, set before triton is imported"
+        )
+    return _forced
+
+
+def get_backend(device: torch.device) -> Backend:
+    """Return the backend that serves a device; see :func:`backend_name`."""
+    name = backend_name(device)
+    backend = _loaded.get(name)
+    if backend is None:
+        module = import_module(BACKENDS[name])
+        backend = _loaded[name] = Backend(name, module.verify, module.commit)
+    return backend
+
+
+__all__ = ["BACKENDS", "Backend", "backend_name", "get_backend", "set_backend"]

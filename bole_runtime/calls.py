@@ -1,0 +1,93 @@
+"""Normalised calls: what ``verify`` and ``commit`` hand to a backend after validation.
+
+The classes are not frozen only because a frozen dataclass takes microseconds more to build; treat them as immutable.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+
+    from bole_runtime.factors import Factors, PendingChain
+    from bole_runtime.families.spec import RecurrenceSpec
+    from bole_runtime.kernels.space import Config
+    from bole_runtime.tree import TreeBatch
+
+
+@dataclass(slots=True, eq=False)
+class VerifyCall:
+    """One verification.
+
+    Attributes:
+        spec: the family.
+        q: [B, N, HK, dk] or packed [T, HK, dk]; any outer strides, last dimension contiguous. Same for k and v.
+        k: as q.
+        v: [B, N, HV, dv] or packed [T, HV, dv].
+        gates: tensors only. Per node [B, N, HV] or [T, HV], per head [HV]; last dimension contiguous.
+        gate_mode: ``ready`` or ``raw``.
+        beta_scale: factor of sigmoid(b) in raw mode, else 1.0.
+        state: pool [slots, HV, dv, dk], dk contiguous. Never written.
+        slots: int32 or int64 [B], contiguous; -1 marks a padding row.
+        tree: the topology, of the same capacity as q, k and v.
+        precision: ``fast`` or ``lossless``.
+        scale: factor of q.
+        qk_l2norm: whether q and k are l2-normalised.
+        out: [B, N, HV, dv] or [T, HV, dv], last dimension contiguous; written by the backend.
+        pending: accepted tokens that are not in the state yet, or None.
+        capture: buffers to fill with k, v and ready gates, or None.
+        workspace: scratch memory of the caller, or None.
+        variant: pinned kernel configuration, or None.
+    """
+
+    spec: RecurrenceSpec
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    gates: dict[str, torch.Tensor]
+    gate_mode: str
+    beta_scale: float
+    state: torch.Tensor
+    slots: torch.Tensor
+    tree: TreeBatch
+    precision: str
+    scale: float
+    qk_l2norm: bool
+    out: torch.Tensor
+    pending: PendingChain | None = None
+    capture: Factors | None = None
+    workspace: torch.Tensor | None = None
+    variant: Config | None = None
+
+
+@dataclass(slots=True, eq=False)
+class CommitLayer:
+    """One layer of a commit: the pool it updates and the factors of its verification."""
+
+    pool: torch.Tensor
+    factors: Factors
+
+
+@dataclass(slots=True, eq=False)
+class CommitCall:
+    """One commit, of one or several layers that share slots, accepted nodes and tree.
+
+    Attributes:
+        spec: the family of every layer.
+        layers: pools and factors.
+        slots: int32 or int64 [B], contiguous; -1 marks a padding row.
+        accepted: int32 or int64 [B], contiguous; terminal node, request-local; -1 leaves the row's state untouched.
+        tree: the topology of the verification.
+        precision: ``fast`` or ``lossless``.
+        variant: pinned kernel configuration, or None.
+    """
+
+    spec: RecurrenceSpec
+    layers: tuple[CommitLayer, ...]
+    slots: torch.Tensor
+    accepted: torch.Tensor
+    tree: TreeBatch
+    precision: str
+    variant: Config | None = None

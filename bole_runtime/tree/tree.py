@@ -1,0 +1,327 @@
+"""TreeBatch: the proposal trees of a batch."""
+
+from __future__ import annotations
+
+import torch
+
+from bole_runtime.backends import backend_name
+from bole_runtime.tree.build_torch import PADDING, STATUS_NODES, build, dense_parents, pack_bits, unpack_bits, words_of
+from bole_runtime.tree.check import check_capacity, check_index_tensor, explain_fault
+
+#: Largest number of nodes of one request.
+MAX_NODES = 512
+
+
+class TreeBatch:
+    """Proposal trees (or forests) of a batch: device tensors that can change in place, host capacities that cannot.
+
+    Nodes are in topological order, parent before child. A parent of -1 marks a root (child of the committed state,
+    plus the pending chain), -2 a padding node. Dense trees have ``max_nodes`` rows a request; packed trees put node i
+    of request b in row ``offsets[b] + i`` and keep parents request-local. Launches are chosen from the capacities
+    alone, so a captured CUDA graph stays valid while the topology changes in place through :meth:`update_`.
+
+    On a device without validation an invalid node (parent not before child, parent that is no live node, more than
+    ``max_depth`` strict ancestors, row beyond ``max_nodes``) becomes padding together with its descendants, and
+    ``status`` says why.
+
+    Attributes:
+        parents: int32 [max_batch, max_nodes], or packed [max_total].
+        ancestors: int32 words, [max_batch, max_nodes, W] or packed [max_total, W], W = ceil(max_nodes / 32),
+            contiguous. Bit j % 32 of word j // 32 in row i is set iff node j is i or a strict ancestor of i. All zero
+            in padding rows.
+        depths: int32, number of strict ancestors; -1 in padding rows.
+        offsets: None, or int32 [max_batch + 1].
+        status: int32 [1]; 0, or bits: 1 order, 2 depth above capacity, 4 node count above capacity or bad offsets, 8
+            parent is no live node.
+        max_batch: requests.
+        max_nodes: most nodes of a request.
+        max_total: rows of a packed tree; ``max_batch * max_nodes`` for a dense one.
+        max_depth: largest number of strict ancestors of a node.
+        device: device of the tensors.
+        is_packed: whether ``offsets`` is in use.
+    """
+
+    __slots__ = (
+        "_validate", "ancestors", "depths", "device", "is_packed", "max_batch", "max_depth", "max_nodes", "max_total",
+        "offsets", "parents", "status",
+    )  # fmt: skip
+
+    def __init__(
+        self,
+        max_batch: int,
+        max_nodes: int,
+        *,
+        max_depth: int | None = None,
+        max_total: int | None = None,
+        device: torch.device | str = "cpu",
+        validate: bool | None = None,
+    ) -> None:
+        """Create an all-padding batch with the given capacities; packed when ``max_total`` is given.
+
+        Args:
+            max_batch: requests, 0 or more.
+            max_nodes: 1 to 512.
+            max_depth: largest number of strict ancestors; default ``max_nodes - 1``.
+            max_total: rows of a packed tree.
+            device: where the tensors live.
+            validate: check topologies and raise. Default: only on the CPU (a check on a device costs a host sync).
+
+        Raises:
+            TypeError: a capacity is not an int.
+            ValueError: a capacity is out of range.
+        """
+        self.max_batch = check_capacity("max_batch", max_batch, 0, 2**31 - 1)
+        self.max_nodes = check_capacity("max_nodes", max_nodes, 1, MAX_NODES)
+        depth = max_nodes - 1 if max_depth is None else max_depth
+        self.max_depth = check_capacity("max_depth", depth, 0, max_nodes - 1)
+        self.is_packed = max_total is not None
+        total = max_batch * max_nodes if max_total is None else max_total
+        self.max_total = check_capacity("max_total", total, 0, 2**31 - 1)
+        self.status = torch.zeros(1, dtype=torch.int32, device=device)
+        self.device = self.status.device
+        self._validate = self.device.type == "cpu" if validate is None else validate
+        rows = (total,) if self.is_packed else (max_batch, max_nodes)
+        self.parents = torch.full(rows, PADDING, dtype=torch.int32, device=device)
+        self.depths = torch.full(rows, -1, dtype=torch.int32, device=device)
+        self.ancestors = torch.zeros(*rows, words_of(max_nodes), dtype=torch.int32, device=device)
+        self.offsets = torch.zeros(max_batch + 1, dtype=torch.int32, device=device) if self.is_packed else None
+
+    @classmethod
+    def from_parents(
+        cls, parents: torch.Tensor, max_depth: int | None = None, validate: bool | None = None
+    ) -> TreeBatch:
+        """Build dense trees.
+
+        Args:
+            parents: int32 or int64 [B, N]; parent index below the node's own, -1 root, -2 padding.
+            max_depth: largest number of strict ancestors; default N - 1. A tight bound gives faster kernels.
+            validate: raise on an invalid tree; default on the CPU only.
+
+        Raises:
+            TypeError: ``parents`` is not an int32 or int64 tensor.
+            ValueError: its shape is not [B, N] with 1 <= N <= 512, or the tree is invalid.
+        """
+        check_index_tensor("parents", parents, 2)
+        batch, nodes = parents.shape
+        check_capacity("parents: number of nodes", nodes, 1, MAX_NODES)
+        return cls(batch, nodes, max_depth=max_depth, device=parents.device, validate=validate).update_(parents)
+
+    @classmethod
+    def from_packed(
+        cls,
+        parents: torch.Tensor,
+        offsets: torch.Tensor,
+        max_nodes: int,
+        max_depth: int | None = None,
+        validate: bool | None = None,
+    ) -> TreeBatch:
+        """Build packed trees.
+
+        Args:
+            parents: int32 or int64 [T], request-local: node i of request b is row ``offsets[b] + i``.
+            offsets: int32 or int64 [B + 1], not decreasing, from 0 to at most T. Rows that no request owns are padding.
+            max_nodes: most nodes of a request, 1 to 512.
+            max_depth: as in :meth:`from_parents`.
+            validate: as in :meth:`from_parents`.
+
+        Raises:
+            TypeError: wrong types.
+            ValueError: wrong shapes or an invalid tree.
+        """
+        check_index_tensor("parents", parents, 1)
+        check_index_tensor("offsets", offsets, 1)
+        check_capacity("offsets: number of entries", offsets.shape[0], 1, 2**31 - 1)
+        tree = cls(
+            offsets.shape[0] - 1,
+            max_nodes,
+            max_depth=max_depth,
+            max_total=parents.shape[0],
+            device=parents.device,
+            validate=validate,
+        )
+        return tree.update_(parents, offsets)
+
+    @classmethod
+    def from_sglang(
+        cls, parents: torch.Tensor, live: torch.Tensor, max_depth: int | None = None, validate: bool | None = None
+    ) -> TreeBatch:
+        """Build dense trees from SGLang's parent table; see :meth:`sglang_parents`. No host sync on a device."""
+        return cls.from_parents(cls.sglang_parents(parents, live), max_depth, validate)
+
+    @staticmethod
+    def sglang_parents(parents: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+        """Translate SGLang's parent table: node 0 is the root whatever its entry says, and rows that are not live are
+        stale.
+
+        Args:
+            parents: int32 or int64 [B, N]; entry i is the parent of node i, 0 for children of the root. Entry 0 is
+                ignored.
+            live: bool [B], or the int32 / int64 slots [B] where -1 marks a row that is not live.
+
+        Returns:
+            parents in Bole's form, for :meth:`from_parents` or :meth:`update_`.
+
+        Raises:
+            TypeError: wrong types.
+            ValueError: wrong shapes.
+        """
+        check_index_tensor("parents", parents, 2)
+        if not isinstance(live, torch.Tensor) or live.dtype not in (torch.bool, torch.int32, torch.int64):
+            given = live.dtype if isinstance(live, torch.Tensor) else type(live).__name__
+            raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
+        if live.shape != parents.shape[:1]:
+            raise ValueError(f"live: expected shape {tuple(parents.shape[:1])}, got {tuple(live.shape)}")
+        keep = live if live.dtype is torch.bool else live >= 0
+        out = parents.clone()
+        out[:, :1] = -1
+        return out.masked_fill_(~keep.unsqueeze(1), PADDING)
+
+    @classmethod
+    def chain(cls, batch: int, nodes: int, device: torch.device | str = "cpu") -> TreeBatch:
+        """Build one chain of ``nodes`` nodes a request."""
+        parents = torch.arange(-1, nodes - 1, dtype=torch.int32, device=device)
+        return cls.from_parents(parents.expand(batch, nodes))
+
+    @property
+    def batch(self) -> int:
+        """Requests, padding rows included."""
+        return self.max_batch
+
+    def update_(self, parents: torch.Tensor | None = None, offsets: torch.Tensor | None = None) -> TreeBatch:
+        """Rebuild the tree in place, on its device. Without validation there is no host sync, and a CUDA graph can
+        hold it.
+
+        Args:
+            parents: int32 or int64. Dense: [B, N] up to the capacities; the rest becomes padding. Packed:
+                [max_total]. Default: rebuild from ``self.parents``, which the caller has changed.
+            offsets: packed only, int32 or int64 [max_batch + 1]. Default: ``self.offsets``.
+
+        Returns:
+            This object.
+
+        Raises:
+            TypeError: wrong types.
+            ValueError: wrong shapes or device; or, with validation, an invalid tree (this object is then unchanged).
+        """
+        source = self.parents if parents is None else check_index_tensor("parents", parents, self.parents.dim())
+        if source.device != self.device:
+            raise ValueError(f"parents: on {source.device}, but the tree is on {self.device}")
+        given = tuple(source.shape)
+        if self.is_packed:
+            if given != (self.max_total,):
+                raise ValueError(f"parents: expected shape ({self.max_total},), got {given}")
+        elif given[0] > self.max_batch or given[1] > self.max_nodes:
+            raise ValueError(f"parents: shape {given} is above the capacity ({self.max_batch}, {self.max_nodes})")
+        limits = self._check_offsets(offsets)
+        if backend_name(self.device) == "triton":
+            if self._validate:
+                self._build_torch(source, limits, commit=False)
+            from bole_runtime.tree.build_triton import build_into
+
+            if self.offsets is not None and limits is not None and limits is not self.offsets:
+                self.offsets.copy_(limits)
+            build_into(
+                source, self.offsets, self.parents, self.ancestors, self.depths, self.status,
+                self.max_batch, self.max_nodes, self.max_depth,
+            )  # fmt: skip
+        else:
+            self._build_torch(source, limits, commit=True)
+        return self
+
+    def _check_offsets(self, offsets: torch.Tensor | None) -> torch.Tensor | None:
+        if offsets is None:
+            return self.offsets
+        if not self.is_packed:
+            raise ValueError("offsets: not allowed for a dense tree")
+        check_index_tensor("offsets", offsets, 1)
+        if offsets.device != self.device:
+            raise ValueError(f"offsets: on {offsets.device}, but the tree is on {self.device}")
+        if tuple(offsets.shape) != (self.max_batch + 1,):
+            raise ValueError(f"offsets: expected shape ({self.max_batch + 1},), got {tuple(offsets.shape)}")
+        return offsets
+
+    def _build_torch(self, source: torch.Tensor, offsets: torch.Tensor | None, commit: bool) -> None:
+        """Build with torch; raise if validation is on and the tree is invalid; store the result if ``commit``."""
+        dense, start, given = dense_parents(source, offsets, self.max_batch, self.max_nodes)
+        counts = given
+        if offsets is not None:
+            fits = (start >= 0) & (given >= 0) & (start + given <= self.max_total)
+            counts = torch.where(fits, given.clamp(max=self.max_nodes), 0)
+        mask, depths, status = build(dense, counts, self.max_depth)
+        status |= (counts != given).any().int() * STATUS_NODES
+        if self._validate and status.item():
+            starts = start.tolist() if offsets is not None else None
+            fault = explain_fault(dense, starts, given.tolist(), self.max_nodes, self.max_depth, self.max_total)
+            raise ValueError(fault)
+        if not commit:
+            return
+        self.status.copy_(status)
+        words = pack_bits(mask)
+        if offsets is None:
+            self.parents.copy_(dense)
+            self.ancestors.copy_(words)
+            self.depths.copy_(depths)
+            return
+        assert self.offsets is not None
+        self.offsets.copy_(offsets)
+        index = torch.arange(self.max_nodes, device=self.device)
+        owned = index < counts.unsqueeze(1)
+        # Rows that are not owned land in one extra row, which is dropped.
+        rows = torch.where(owned, start.unsqueeze(1) + index, self.max_total).flatten()
+        for target, value, empty in (
+            (self.parents, dense, PADDING),
+            (self.depths, depths, -1),
+            (self.ancestors, words, 0),
+        ):
+            buffer = target.new_full((self.max_total + 1, *target.shape[1:]), empty)
+            buffer[rows] = value.flatten(0, 1).to(target.dtype)
+            target.copy_(buffer[:-1])
+
+    def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the flat row of every node, int64 [max_batch, max_nodes], and whether the node is live, bool of that
+        shape.
+
+        The row of a node that is not live is 0. Flat means [max_batch * max_nodes] for a dense tree.
+        """
+        index = torch.arange(self.max_nodes, device=self.device)
+        if self.offsets is None:
+            base = torch.arange(self.max_batch, device=self.device) * self.max_nodes
+            return base.unsqueeze(1) + index, self.depths >= 0
+        start, end = self.offsets[:-1].long().unsqueeze(1), self.offsets[1:].long().unsqueeze(1)
+        rows = start + index
+        inside = (start >= 0) & (rows < end) & (rows < self.max_total)
+        if self.max_total == 0:
+            return torch.zeros_like(rows), torch.zeros_like(inside)
+        rows = torch.where(inside, rows, 0)
+        live = inside & (self.depths[rows] >= 0)
+        return torch.where(live, rows, 0), live
+
+    def mask(self) -> torch.Tensor:
+        """Return the inclusive ancestor mask as bool [max_batch, max_nodes, max_nodes]: row i marks i and its strict
+        ancestors."""
+        rows, live = self.rows()
+        if self.max_total == 0:
+            return live.unsqueeze(2).expand(-1, -1, self.max_nodes)
+        words = self.ancestors.reshape(self.max_total, -1)[rows]
+        return unpack_bits(words, self.max_nodes) & live.unsqueeze(2)
+
+    def path(self, request: int, node: int) -> list[int]:
+        """Return the nodes from the root to ``node``, itself included. Reads the device: for tests and debugging.
+
+        Raises:
+            ValueError: ``node`` is not a live node of the request.
+        """
+        if not 0 <= request < self.max_batch or not 0 <= node < self.max_nodes:
+            raise ValueError(f"request, node: ({request}, {node}) is outside ({self.max_batch}, {self.max_nodes})")
+        rows, live = self.rows()
+        if not bool(live[request, node]):
+            raise ValueError(f"node: {node} of request {request} is padding")
+        words = self.ancestors.reshape(self.max_total, -1)[rows[request, node]]
+        return [int(i) for i in unpack_bits(words, self.max_nodes).nonzero().flatten()]
+
+    def __repr__(self) -> str:
+        kind = "packed" if self.is_packed else "dense"
+        return (
+            f"TreeBatch({kind}, max_batch={self.max_batch}, max_nodes={self.max_nodes}, max_total={self.max_total}, "
+            f"max_depth={self.max_depth}, device={self.device})"
+        )
