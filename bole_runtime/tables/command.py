@@ -1,0 +1,34 @@
+"""The ``bole-tune`` command that fills a gap, for warnings and reports."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.problem import Problem, work_bucket
+
+
+def geometry(problem: Problem) -> tuple[int, int, int]:
+    """Return (HK, HV, B) of a launch that falls into the work bucket of ``problem``."""
+    hk = 16
+    while hk > 1 and hk * problem.group > problem.work:
+        hk //= 2
+    hv = hk * problem.group
+    batch = max(1, problem.work // hv)
+    return hk, hv, batch
+
+
+def tune_command(problem: Problem, gpu: str) -> str:
+    """Return the exact command that searches the bucket of ``problem`` on ``gpu``."""
+    hk, hv, batch = geometry(problem)
+    words = [
+        f"bole-tune --gpu {gpu} --families {problem.family} --ops {problem.op}",
+        f"--hk {hk} --hv {hv} --dk {problem.dk} --dv {problem.dv} --batch {batch}",
+        f"--nodes {problem.nodes} --depth {problem.depth} --pending {problem.pending}",
+        f"--dtype {problem.in_dtype} --state-dtype {problem.state_dtype} --gates {problem.gate_mode}",
+        f"--precision {problem.precision}",
+    ]
+    return " ".join(words)
+
+
+def work_of(problem: Problem) -> int:
+    """Return the work bucket of :func:`geometry`, equal to ``problem.work`` except for a group above it."""
+    _, hv, batch = geometry(problem)
+    return work_bucket(batch, hv)

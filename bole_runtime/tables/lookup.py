@@ -1,0 +1,311 @@
+"""From a problem to a configuration: exact GPU, then a declared alias, then the analytic default.
+
+The order in which entries are tried, first match first:
+
+1. tables of the exact GPU, a user's own (``BOLE_TUNED_DIR``) before the shipped ones where buckets are equal;
+2. tables of the GPU that the record of this one names as a stand-in (same architecture);
+3. shipped entries that were predicted without a GPU;
+4. the analytic default, which needs no table.
+
+Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node, pending and depth
+buckets go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal
+``HV / HK`` before another, and the work bucket to the nearest upward, or the largest one below when none is above. An
+entry that cannot run here is passed over, so that the choice is only ever about speed.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import importlib.util
+import math
+import os
+import threading
+import warnings
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, Variant
+from bole_runtime.tables.checks import CheckStore, minor
+from bole_runtime.tables.command import tune_command
+
+if TYPE_CHECKING:
+    from bole_runtime.tables.load import CheckedEntry, LoadedTable
+
+#: device name -> (key, keys of the GPUs whose tables stand in), or None for an unknown device.
+GpuLookup = Callable[[str], "tuple[str, tuple[str, ...]] | None"]
+
+
+class TableWarning(UserWarning):
+    """A choice fell back. Each kind warns once a process."""
+
+
+@dataclass(frozen=True)
+class Resolution:
+    """A chosen configuration.
+
+    Attributes:
+        config: what to run.
+        source: GPU key of the table, or ``default``.
+        entry: the entry used, None for the analytic default.
+        reason: one line for people: why this one.
+    """
+
+    config: Config
+    source: str
+    entry: CheckedEntry | None
+    reason: str
+
+
+def tuned_roots() -> tuple[Path, ...]:
+    """Return the folders that hold ``<gpu>/<family>.json``: ``BOLE_TUNED_DIR`` when set, then the package's."""
+    roots = []
+    own = os.environ.get("BOLE_TUNED_DIR")
+    if own:
+        roots.append(Path(own))
+    spec = importlib.util.find_spec("bole_tuned")
+    if spec is not None and spec.submodule_search_locations:
+        roots.append(Path(next(iter(spec.submodule_search_locations))))
+    return tuple(roots)
+
+
+def _variants(op: str) -> Iterable[Variant]:
+    from bole_runtime.kernels.variants import all_variants
+
+    return all_variants(op)
+
+
+def _default(problem: Problem, limits: GpuLimits) -> Config:
+    from bole_runtime.kernels import default_config
+
+    return default_config(problem, limits)
+
+
+def _gpus(device_name: str) -> tuple[str, tuple[str, ...]] | None:
+    from bole_runtime import gpus
+
+    record = gpus.identify(device_name)
+    return None if record is None else (record.key, (record.tables_from,) if record.tables_from else ())
+
+
+def _installed_triton() -> str:
+    try:
+        return importlib.metadata.version("triton")
+    except importlib.metadata.PackageNotFoundError:
+        return ""
+
+
+class Dispatcher:
+    """Chooses configurations and remembers them. Safe to share between threads; a repeated question is one dict hit.
+
+    Args:
+        roots: folders with tables, in order. The first is a user's own when ``user_roots`` is 1.
+        user_roots: how many of ``roots`` come before the shipped ones.
+        variants: op -> declared variants.
+        gpus: device name -> GPU key and stand-ins.
+        default: the analytic default.
+        triton: version of the Triton installed.
+        checks: record of entries checked here.
+    """
+
+    def __init__(
+        self,
+        roots: tuple[Path, ...] | None = None,
+        *,
+        user_roots: int | None = None,
+        variants: Callable[[str], Iterable[Variant]] = _variants,
+        gpus: GpuLookup = _gpus,
+        default: Callable[[Problem, GpuLimits], Config] = _default,
+        triton: str | None = None,
+        checks: CheckStore | None = None,
+    ) -> None:
+        if roots is None:
+            roots = tuned_roots()
+            user_roots = 1 if os.environ.get("BOLE_TUNED_DIR") else 0
+        self._roots = roots
+        self._user_roots = user_roots or 0
+        self._variants = variants
+        self._gpus = gpus
+        self._default = default
+        self._triton = _installed_triton() if triton is None else triton
+        self._checks = checks or CheckStore()
+        self._lock = threading.RLock()
+        self._memo: dict[tuple[Problem, str], Resolution] = {}
+        self._tables: dict[tuple[Path, str, str], LoadedTable | None] = {}
+        self._warned: set[str] = set()
+
+    def resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
+        """Return the configuration for ``problem`` on a device.
+
+        Args:
+            problem: buckets and element types; see :class:`Problem`.
+            device_name: exact name, as torch reports it. Empty or ``cpu`` means no GPU: the analytic default.
+            limits: what the device can hold.
+        """
+        found = self._memo.get((problem, device_name))
+        if found is None:
+            with self._lock:
+                found = self._resolve(problem, device_name, limits)
+                self._memo[problem, device_name] = found
+        return found
+
+    def unchecked(self, problem: Problem, device_name: str, limits: GpuLimits) -> tuple[CheckedEntry, ...]:
+        """Return the entries that would be preferred to :meth:`resolve`'s answer once they are checked here.
+
+        ``warmup`` runs the first against the reference and calls :meth:`mark_checked` when it agrees.
+        """
+        waiting = []
+        for _, entry in self._ranked(problem, device_name):
+            if self._reason(problem, entry, limits) is None:
+                if self.is_trusted(entry, device_name):
+                    break
+                waiting.append(entry)
+        return tuple(waiting)
+
+    def is_trusted(self, entry: CheckedEntry, device_name: str = "") -> bool:
+        """Return whether an entry may be used without a check: measured under this Triton minor, or checked here."""
+        if entry.entry.label == "measured" and minor(entry.triton) == minor(self._triton):
+            return True
+        return self._checks.has(self._checks.digest(entry, device_name, self._triton))
+
+    def mark_checked(self, entry: CheckedEntry, device_name: str = "") -> None:
+        """Record that an entry agreed with the reference on this device, under this Triton."""
+        with self._lock:
+            self._checks.add(self._checks.digest(entry, device_name, self._triton))
+            self._memo.clear()
+
+    def clear(self) -> None:
+        """Forget every table read and every choice made; the next question reads the files again."""
+        with self._lock:
+            self._memo.clear()
+            self._tables.clear()
+
+    def _resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
+        gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
+        key = gpu[0] if gpu else "NAME"
+        fill = f"run `{tune_command(problem, key)}` to fill the gap"
+        for source, entry in self._ranked(problem, device_name):
+            reason = self._reason(problem, entry, limits)
+            if reason is not None:
+                self._warn("unrunnable", f"the entry {entry.key} of {entry.path} cannot run here ({reason}); {fill}")
+                continue
+            if not self.is_trusted(entry, device_name):
+                why = (
+                    "was predicted without a GPU"
+                    if entry.entry.label == "predicted"
+                    else f"was written under Triton {entry.triton or 'unknown'}, this is {self._triton or 'unknown'}"
+                )
+                self._warn(
+                    "unchecked",
+                    f"the entry {entry.key} of {entry.path} {why}; "
+                    f"it is used once warmup() has checked it here, or {fill}",
+                )
+                continue
+            self._warn_about(problem, entry, source, key, fill)
+            return Resolution(entry.config, source, entry, f"entry {entry.key} of {entry.path}")
+        if device_name in ("", "cpu"):
+            return Resolution(self._default(problem, limits), "default", None, "no GPU: analytic default")
+        if gpu is None:
+            text = f"{device_name!r} is not a GPU with a record in bole_runtime.gpus; the analytic default is used"
+            self._warn("gpu", text)
+        else:
+            text = f"no table has an entry for {problem.key()} on {key}; the analytic default is used"
+            self._warn("default", f"{text}; {fill}")
+        return Resolution(self._default(problem, limits), "default", None, text)
+
+    def _warn_about(self, problem: Problem, entry: CheckedEntry, source: str, key: str, fill: str) -> None:
+        if source != key:
+            self._warn("alias", f"no table of {key} serves {problem.key()}; the one of {source} stands in; {fill}")
+        if entry.problem.gate_mode != problem.gate_mode:
+            self._warn("gates", f"{problem.key()} takes the entry of {entry.problem.gate_mode!r} gates; {fill}")
+        if entry.problem.group != problem.group:
+            self._warn("group", f"{problem.key()} takes the entry of HV/HK = {entry.problem.group}; {fill}")
+
+    def _warn(self, kind: str, text: str) -> None:
+        if kind not in self._warned:
+            self._warned.add(kind)
+            warnings.warn(f"bole: {text}", TableWarning, stacklevel=5)
+
+    def _reason(self, problem: Problem, entry: CheckedEntry, limits: GpuLimits) -> str | None:
+        for variant in self._variants(problem.op):
+            if variant.name == entry.config.variant:
+                return variant.reason(problem, entry.config, limits)
+        return f"no variant {entry.config.variant!r}"
+
+    def _ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
+        """Yield (GPU key, entry) in the order of the module's docstring."""
+        gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
+        if gpu is None:
+            return
+        late: list[tuple[str, CheckedEntry]] = []
+        for key in (gpu[0], *gpu[1]):
+            found: list[tuple[tuple[float, ...], int, CheckedEntry]] = []
+            for place, root in enumerate(self._roots):
+                table = self._table(root, key, problem.family)
+                for entry in table.entries if table else ():
+                    rank = _rank(problem, entry.problem)
+                    if rank is not None:
+                        found.append((rank, place, entry))
+            for _, place, entry in sorted(found, key=lambda f: f[:2]):
+                if entry.entry.label == "predicted" and place >= self._user_roots:
+                    late.append((key, entry))
+                else:
+                    yield key, entry
+        yield from late
+
+    def _table(self, root: Path, key: str, family: str) -> LoadedTable | None:
+        place = (root, key, family)
+        if place not in self._tables:
+            from bole_runtime.tables.load import TableError, load_table, table_path
+
+            table = None
+            path = table_path(root, key, family)
+            if path.is_file():
+                try:
+                    table = load_table(path, self._variants)
+                except TableError as error:
+                    self._warn(f"file {path}", f"{error}; it is not used")
+                if table is not None and table.header.gpu.key != key:
+                    self._warn(f"file {path}", f"{path} was made for {table.header.gpu.key!r}; it is not used")
+                    table = None
+                if table is not None and table.skipped:
+                    field, reason = table.skipped[0]
+                    count = len(table.skipped)
+                    self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
+            self._tables[place] = table
+        return self._tables[place]
+
+
+def _rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
+    """Return how far ``other`` is from ``problem`` (smaller is nearer), None when it never stands in."""
+    same = ("op", "family", "dk", "dv", "in_dtype", "state_dtype", "precision")
+    if any(getattr(problem, f) != getattr(other, f) for f in same):
+        return None
+    if other.nodes < problem.nodes or other.depth < problem.depth or other.pending < problem.pending:
+        return None
+    below = other.work < problem.work
+    return (
+        other.nodes,
+        other.pending,
+        other.depth,
+        other.gate_mode != problem.gate_mode,
+        abs(math.log2(other.group / problem.group)),
+        below,
+        -other.work if below else other.work,
+    )
+
+
+_shared: Dispatcher | None = None
+_shared_lock = threading.Lock()
+
+
+def dispatcher() -> Dispatcher:
+    """Return the dispatcher of this process, made on the first call."""
+    global _shared
+    if _shared is None:
+        with _shared_lock:
+            if _shared is None:
+                _shared = Dispatcher()
+    return _shared

@@ -1,0 +1,182 @@
+"""What a table file may contain. Tables are data from others: every field has a type and a bound.
+
+This module imports msgspec, so nothing imports it until a table is read or written.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem
+
+#: Raised by one whenever a reader of the previous version would misread a file.
+SCHEMA_VERSION = 1
+#: A table larger than this is refused unread.
+MAX_FILE_BYTES = 16 << 20
+#: Entries beyond this are refused.
+MAX_ENTRIES = 20_000
+
+Word = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
+Param = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")]
+Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
+Line = Annotated[str, Meta(max_length=400, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
+Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
+Dim = Annotated[int, Meta(ge=1, le=4096)]
+Work = Annotated[int, Meta(ge=1, le=1 << 40)]
+Micros = Annotated[float, Meta(ge=0.0, le=1e9)]
+Ratio = Annotated[float, Meta(ge=0.0, le=1e9)]
+SmallInt = Annotated[int, Meta(ge=-(1 << 31), le=1 << 31)]
+Word64 = Annotated[str, Meta(max_length=64)]
+#: Tile parameters as a file holds them. Names and values are checked against the variant's declaration afterwards.
+ParamValue = bool | SmallInt | Word64
+DType = Literal["bf16", "fp16", "fp32"]
+
+
+class KernelRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One kernel of an entry: its readable name and the hash of its comment-stripped text."""
+
+    name: Param
+    text_hash: Hash
+
+
+class RunnerUp(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The second best configuration, kept so that a reviewer sees how clear the choice was."""
+
+    variant: Word
+    params: Annotated[dict[Param, ParamValue], Meta(max_length=32)]
+    median_us: Micros
+
+
+class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The chosen configuration of one bucket and what was seen of it.
+
+    The first fields are the key, those of ``Problem.key()``. Times are microseconds a layer.
+
+    Attributes:
+        median_us: median of the replays (``measured``) or the model's estimate (``predicted``).
+        spread_us: half of the inter-quartile range of the replays, 0 when predicted.
+        floor_us: time to move the necessary bytes at the copy bandwidth of the same run.
+        ratio: ``median_us / floor_us``.
+        error: relative Frobenius error against the fp64 reference, None when nothing ran.
+        default_us: the analytic default in the same run, None when it cannot run.
+        margin: how much slower the runner-up is, as a fraction.
+        label: ``measured`` on the GPU of the file or ``predicted`` without it.
+        transferred_from: key of the searched bucket whose best few were re-timed here; None when searched itself.
+        trials: configurations tried.
+        triton: Triton version, where it differs from the file's.
+        date: day of the measurement, where it differs from the file's.
+    """
+
+    op: Literal["verify", "commit"]
+    family: Word
+    dk: Dim
+    dv: Dim
+    group: Dim
+    in_dtype: DType
+    state_dtype: DType
+    gate_mode: Word
+    precision: Literal["fast", "lossless"]
+    nodes: Dim
+    depth: Dim
+    pending: Annotated[int, Meta(ge=0, le=4096)]
+    work: Work
+    variant: Word
+    params: Annotated[dict[Param, ParamValue], Meta(max_length=32)]
+    median_us: Micros
+    spread_us: Micros
+    floor_us: Micros
+    ratio: Ratio
+    error: Ratio | None
+    default_us: Micros | None
+    runner_up: RunnerUp | None
+    margin: Ratio | None
+    kernels: Annotated[list[KernelRef], Meta(max_length=16)]
+    label: Literal["measured", "predicted"]
+    transferred_from: Line | None = None
+    trials: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    triton: Version | None = None
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")] | None = None
+
+    def problem(self) -> Problem:
+        """Return the problem that this entry was made for."""
+        return Problem(
+            op=self.op,
+            family=self.family,
+            dk=self.dk,
+            dv=self.dv,
+            group=self.group,
+            in_dtype=self.in_dtype,
+            state_dtype=self.state_dtype,
+            gate_mode=self.gate_mode,
+            precision=self.precision,
+            nodes=self.nodes,
+            depth=self.depth,
+            pending=self.pending,
+            work=self.work,
+        )
+
+    def key(self) -> str:
+        """Return the table key."""
+        return self.problem().key()
+
+
+class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The device and the software that a file was made with. Empty strings where nothing ran."""
+
+    key: Word
+    device_name: Line
+    compute_capability: tuple[Annotated[int, Meta(ge=0, le=99)], Annotated[int, Meta(ge=0, le=99)]]
+    driver: Version
+    cuda: Version
+    triton: Version
+    torch: Version
+    ptxas: Version
+    clocks: Line
+
+
+class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """Everything of a file except its entries."""
+
+    schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
+    family: Word
+    gpu: Gpu
+    protocol: Line
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
+
+
+class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One ``<gpu>/<family>.json``."""
+
+    schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
+    family: Word
+    gpu: Gpu
+    protocol: Line
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
+    entries: list[Entry]
+
+    def header(self) -> Header:
+        """Return the file without its entries."""
+        return Header(
+            schema_version=self.schema_version, family=self.family, gpu=self.gpu, protocol=self.protocol, date=self.date
+        )
+
+    def triton_of(self, entry: Entry) -> str:
+        """Return the Triton version that ``entry`` was made with."""
+        return entry.triton or self.gpu.triton
+
+
+def bucket_reason(entry: Entry) -> str | None:
+    """Return why the key of an entry names no bucket, or None."""
+    for name, value, buckets in (
+        ("nodes", entry.nodes, NODE_BUCKETS),
+        ("depth", entry.depth, DEPTH_BUCKETS),
+        ("pending", entry.pending, PENDING_BUCKETS),
+    ):
+        if value not in buckets:
+            return f"{name} = {value} is not one of {buckets}"
+    if entry.work & (entry.work - 1):
+        return f"work = {entry.work} is not a power of two"
+    return None
