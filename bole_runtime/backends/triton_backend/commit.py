@@ -1,0 +1,125 @@
+"""Commit with generated kernels: one launch for all layers of a geometry."""
+
+from __future__ import annotations
+
+import functools
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
+from bole_runtime.backends.triton_backend.verify import GATES, PARAMETERS, rows_strides
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.variants import get_variant
+
+if TYPE_CHECKING:
+    from bole_runtime.calls import CommitCall, CommitLayer
+
+
+def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
+    """Return what the kernels of a layer's commit are specialised for."""
+    factors = layer.factors
+    heads, dv = factors.v.shape[-2:]
+    key_heads, dk = factors.k.shape[-2:]
+    tree, pending = call.tree, factors.pending
+    nodes, depth, capacity, work = buckets(
+        tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
+    )
+    names = GATES[factors.gate_mode] + PARAMETERS[factors.gate_mode]
+    return Problem(
+        "commit",
+        call.spec.name,
+        dk,
+        dv,
+        heads // key_heads,
+        SHORT.get(factors.k.dtype) or short_dtype(factors.k, "factors.k"),
+        SHORT.get(layer.pool.dtype) or short_dtype(layer.pool, "pool"),
+        factors.gate_mode,
+        call.precision,
+        nodes,
+        depth,
+        capacity,
+        work,
+        factors.qk_l2norm,
+        tuple(short_dtype(factors.gates[name], name) for name in names),
+    )
+
+
+def _pointers(layer: CommitLayer) -> tuple[torch.Tensor, ...]:
+    factors = layer.factors
+    names = GATES[factors.gate_mode] + PARAMETERS[factors.gate_mode]
+    pending = factors.pending
+    chain: tuple[torch.Tensor, ...] = ()
+    if pending is not None:
+        chain = (pending.k, pending.v, pending.gates["g"], pending.gates["beta"], pending.length, pending.start)
+    return (layer.pool, factors.k, factors.v, *(factors.gates[name] for name in names), *chain)
+
+
+def _shape_arguments(call: CommitCall, layer: CommitLayer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
+    """Scalars and strides of a layer, before and after the sizes: layers that share them share a launch."""
+    factors, packed = layer.factors, call.tree.is_packed
+    first, second = (factors.gates[name] for name in GATES[factors.gate_mode])
+    pending = factors.pending
+    before: tuple[Any, ...] = ()
+    if pending is not None:
+        before = (
+            pending.capacity,
+            *pending.k.stride()[:3],
+            *pending.v.stride()[:3],
+            *pending.gates["g"].stride()[:2],
+        )
+    words = call.tree.ancestors.stride()
+    after = (
+        factors.beta_scale,
+        *rows_strides(factors.k, packed),
+        *rows_strides(factors.v, packed),
+        *rows_strides(first, packed),
+        *rows_strides(second, packed),
+        *((0, words[0]) if packed else words[:2]),
+        *layer.pool.stride()[:3],
+    )
+    return before, after
+
+
+@functools.lru_cache(maxsize=256)
+def _layer_table(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    """Pointers of all layers in device memory. Kept, so that a captured graph can go on reading it."""
+    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+        raise RuntimeError(
+            "commit: these layers have not been committed together before; call commit (or warmup) once with the same "
+            "tensors before capturing a CUDA graph"
+        )
+    return torch.tensor(pointers, dtype=torch.int64).to(device)
+
+
+def _launch(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> None:
+    config, kernels = choose(problem, layers[0].pool.device, call.variant)
+    batch, heads = call.slots.shape[0], layers[0].factors.v.shape[-2]
+    before, after = _shape_arguments(call, layers[0])
+    tensors = [_pointers(layer) for layer in layers]
+    if len(layers) == 1:
+        leading: tuple[Any, ...] = tensors[0]
+    else:
+        leading = (_layer_table(tuple(t.data_ptr() for row in tensors for t in row), layers[0].pool.device),)
+    nodes = call.tree.max_nodes if call.tree.is_packed else layers[0].factors.k.shape[1]
+    args = (
+        *leading, call.slots, call.accepted, call.tree.ancestors, call.tree.offsets, *before, nodes, heads, batch, *after
+    )  # fmt: skip
+    which = 0 if len(layers) == 1 else 1
+    grid = get_variant("commit", config.variant).grids(problem, config, batch * len(layers), heads)[which]
+    kernels[which].launch(grid, args)
+
+
+def commit(call: CommitCall) -> None:
+    """Fold accepted paths into the pools, in place; one launch a geometry, no host synchronisation."""
+    if call.slots.shape[0] == 0:
+        return
+    groups: dict[Any, list[CommitLayer]] = {}
+    for layer in call.layers:
+        problem = commit_problem(call, layer)
+        aligned = all(t.data_ptr() % 16 == 0 for t in _pointers(layer))
+        # The table kernel assumes 16-byte pointers; a layer without them is launched alone.
+        alone = 0 if aligned else id(layer)
+        groups.setdefault((problem, _shape_arguments(call, layer), alone), []).append(layer)
+    for (problem, _, _), layers in groups.items():
+        _launch(call, problem, layers)

@@ -1,0 +1,95 @@
+"""From a call to a problem and from a problem to kernels. Reads host-side facts only."""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+
+from bole_runtime.gpus import device_limits
+from bole_runtime.kernels.loader import LoadedKernel, load
+from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem, bucket, work_bucket
+from bole_runtime.kernels.space import Config, GpuLimits
+from bole_runtime.kernels.variants import get_variant
+
+SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
+
+#: What kernels are checked against where there is no GPU (the interpreter).
+_INTERPRETER = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
+
+
+def short_dtype(tensor: torch.Tensor, argument: str) -> str:
+    """Return the short name of a tensor's dtype.
+
+    Raises:
+        TypeError: the Triton backend has no kernels for it.
+    """
+    name = SHORT.get(tensor.dtype)
+    if name is None:
+        raise TypeError(
+            f"{argument}: {tensor.dtype} has no Triton kernels (bfloat16, float16, float32 do); "
+            "BOLE_BACKEND=torch serves float64"
+        )
+    return name
+
+
+@functools.lru_cache(maxsize=64)
+def limits_of(device_index: int) -> tuple[str, GpuLimits]:
+    """Return the name and the limits of a CUDA device; index -1 is the interpreter."""
+    if device_index < 0:
+        return "Triton interpreter", _INTERPRETER
+    return torch.cuda.get_device_name(device_index), device_limits(torch.cuda.get_device_properties(device_index))
+
+
+@functools.lru_cache(maxsize=4096)
+def buckets(nodes: int, depth: int, pending: int, batch: int, heads: int) -> tuple[int, int, int, int]:
+    """Return the node, depth, pending and work buckets of a call's capacities."""
+    return (
+        bucket(nodes, NODE_BUCKETS, "nodes"),
+        bucket(min(depth, nodes), DEPTH_BUCKETS, "depth"),
+        bucket(pending, PENDING_BUCKETS, "pending capacity"),
+        work_bucket(batch, heads),
+    )
+
+
+def choose(problem: Problem, device: torch.device, variant: Config | None) -> tuple[Config, tuple[LoadedKernel, ...]]:
+    """Return the configuration for a problem and its kernels.
+
+    Raises:
+        ValueError: a pinned ``variant`` cannot serve the problem on this device.
+    """
+    index = -1 if device.type == "cpu" else (device.index if device.index is not None else torch.cuda.current_device())
+    if variant is not None:
+        return _pinned(problem, index, variant)
+    return _tuned(problem, index)
+
+
+@functools.lru_cache(maxsize=4096)
+def _pinned(problem: Problem, index: int, variant: Config) -> tuple[Config, tuple[LoadedKernel, ...]]:
+    declared = get_variant(problem.op, variant.variant)
+    config = declared.config(variant.as_dict())
+    reason = declared.reason(problem, config, limits_of(index)[1])
+    if reason is not None:
+        raise ValueError(f"variant: {config} cannot serve {problem.key()}: {reason}")
+    return config, load(problem, config)
+
+
+@functools.lru_cache(maxsize=4096)
+def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ...]]:
+    from bole_runtime.kernels.default import default_config
+
+    name, limits = limits_of(index)
+    if index < 0:
+        config = default_config(problem, limits)
+        return config, load(problem, config)
+    from bole_runtime.tables.lookup import dispatcher
+
+    resolution = dispatcher().resolve(problem, name, limits)
+    names = () if resolution.entry is None else tuple(k.name for k in resolution.entry.entry.kernels)
+    return resolution.config, load(problem, resolution.config, names)
+
+
+def clear() -> None:
+    """Forget every choice, after tables changed."""
+    _pinned.cache_clear()
+    _tuned.cache_clear()

@@ -1,0 +1,133 @@
+"""Verification with generated kernels."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.variants import get_variant
+
+if TYPE_CHECKING:
+    from bole_runtime.calls import VerifyCall
+
+GATES = {"ready": ("g", "beta"), "raw": ("a", "b")}
+PARAMETERS = {"ready": (), "raw": ("A_log", "dt_bias")}
+
+
+def rows_strides(tensor: torch.Tensor, packed: bool) -> tuple[int, ...]:
+    """Strides over requests, nodes and heads; a packed tensor has stride 0 over requests."""
+    stride = tensor.stride()
+    return (0, stride[0], stride[1]) if packed else stride[:3]
+
+
+def verify_problem(call: VerifyCall) -> Problem:
+    """Return what the kernels of a call are specialised for."""
+    heads, dv = call.v.shape[-2:]
+    key_heads, dk = call.k.shape[-2:]
+    tree, pending = call.tree, call.pending
+    nodes, depth, capacity, work = buckets(
+        tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
+    )
+    return Problem(
+        "verify",
+        call.spec.name,
+        dk,
+        dv,
+        heads // key_heads,
+        SHORT.get(call.q.dtype) or short_dtype(call.q, "q"),
+        SHORT.get(call.state.dtype) or short_dtype(call.state, "state"),
+        call.gate_mode,
+        call.precision,
+        nodes,
+        depth,
+        capacity,
+        work,
+        call.qk_l2norm,
+    )
+
+
+def _pending_arguments(call: VerifyCall) -> tuple[Any, ...]:
+    pending = call.pending
+    if pending is None:
+        return ()
+    return (
+        pending.k,
+        pending.v,
+        pending.gates["g"],
+        pending.gates["beta"],
+        pending.length,
+        pending.start,
+        pending.capacity,
+        *pending.k.stride()[:3],
+        *pending.v.stride()[:3],
+        *pending.gates["g"].stride()[:2],
+    )
+
+
+def _workspace(call: VerifyCall, sizes: tuple[int, int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
+    total = sum(sizes)
+    if total == 0:
+        return None, None
+    work = call.workspace
+    if work is None:
+        work = torch.empty(total, dtype=torch.float32, device=call.q.device)
+    else:
+        have = work.numel() * work.element_size() // 4
+        if have < total:
+            raise ValueError(f"workspace: {have * 4} bytes are too few, this call needs {total * 4}")
+        work = work.view(-1).view(torch.float32)
+    return work[: sizes[0]], work[sizes[0] : total]
+
+
+def verify(call: VerifyCall) -> None:
+    """Fill ``call.out`` (and ``call.capture``) for one call; no host synchronisation."""
+    batch, heads = call.slots.shape[0], call.v.shape[-2]
+    if batch == 0 or call.v.shape[-3] == 0:
+        return
+    problem = verify_problem(call)
+    config, kernels = choose(problem, call.q.device, call.variant)
+    variant = get_variant("verify", config.variant)
+    work, weights = _workspace(call, variant.workspace(problem, config, batch, heads))
+    tree, packed, capture = call.tree, call.tree.is_packed, call.capture
+    first, second = (call.gates[name] for name in GATES[call.gate_mode])
+    words = tree.ancestors.stride()
+    captured: tuple[Any, ...] = (None, None, None, None)
+    capture_strides: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    if capture is not None:
+        captured = (capture.k, capture.v, capture.gates["g"], capture.gates["beta"])
+        capture_strides = tuple(s for t in captured[:3] for s in rows_strides(t, packed)[:2])
+    args = (
+        call.q,
+        call.k,
+        call.v,
+        first,
+        second,
+        *(call.gates[name] for name in PARAMETERS[call.gate_mode]),
+        call.state,
+        call.slots,
+        tree.ancestors,
+        tree.offsets,
+        call.out,
+        *captured,
+        work,
+        weights,
+        *_pending_arguments(call),
+        tree.max_nodes if packed else call.q.shape[1],
+        heads,
+        call.scale,
+        call.beta_scale,
+        *rows_strides(call.q, packed),
+        *rows_strides(call.k, packed),
+        *rows_strides(call.v, packed),
+        *rows_strides(first, packed),
+        *rows_strides(second, packed),
+        *rows_strides(call.out, packed),
+        *((0, words[0]) if packed else words[:2]),
+        *call.state.stride()[:3],
+        *capture_strides,
+    )
+    for kernel, grid in zip(kernels, variant.grids(problem, config, batch, heads), strict=True):
+        kernel.launch(grid, args)

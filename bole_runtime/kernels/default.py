@@ -1,0 +1,34 @@
+"""The analytic default: what runs where no table has an entry."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits
+from bole_runtime.kernels.variants import all_variants, get_variant
+
+
+def default_config(problem: Problem, gpu: GpuLimits) -> Config:
+    """Return the configuration to run without a measurement.
+
+    Few heads are a matter of latency: one launch. Many heads share the work of R better in two kernels. R of many
+    nodes is itself heavy: solve on the right-hand side.
+
+    Raises:
+        ValueError: no variant can serve the problem, with each one's reason.
+    """
+    order = [v.name for v in all_variants(problem.op)]
+    if problem.op == "verify" and problem.work >= 4 * gpu.sms:
+        order = ["two_stage", *(n for n in order if n != "two_stage")]
+    if problem.op == "verify" and problem.nodes + problem.pending > 128:
+        order = ["chunked", *(n for n in order if n != "chunked")]
+    reasons = []
+    for name in order:
+        variant = get_variant(problem.op, name)
+        reason = variant.applies(problem)
+        if reason is None:
+            config = variant.default(problem, gpu)
+            reason = variant.check(problem, config, gpu)
+            if reason is None:
+                return config
+        reasons.append(f"{name}: {reason}")
+    raise ValueError(f"no variant serves {problem.key()}: " + "; ".join(reasons))

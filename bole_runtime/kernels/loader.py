@@ -1,0 +1,117 @@
+"""Get the kernel functions of a configuration: shipped source first, else rendered here.
+
+Kernels come from the installed package or from the templates, never from a table's folder. Rendered files go to a
+private cache, written atomically, and are used only after their text was compared with what was rendered.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import os
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, KernelPlan
+from bole_runtime.kernels.variants import get_variant
+
+
+@dataclass(frozen=True)
+class LoadedKernel:
+    """A kernel that can be launched.
+
+    Attributes:
+        name: of the function.
+        function: the ``triton.jit`` function; ``function[grid](*args, num_warps=..., num_stages=...)``.
+        plan: launch options and arguments.
+    """
+
+    name: str
+    function: Any
+    plan: KernelPlan
+
+    def launch(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
+        """Enqueue the kernel on the current stream."""
+        self.function[grid](*args, num_warps=self.plan.num_warps, num_stages=self.plan.num_stages)
+
+
+def kernel_cache_dir() -> Path:
+    """Return the folder for rendered kernels, private to the user; ``BOLE_CACHE_DIR`` moves it."""
+    root = os.environ.get("BOLE_CACHE_DIR")
+    folder = Path(root) if root else Path.home() / ".cache" / "bole"
+    folder = folder / "kernels"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    return folder
+
+
+@functools.lru_cache(maxsize=1)
+def _shipped() -> dict[str, Path]:
+    spec = importlib.util.find_spec("bole_tuned")
+    if spec is None or not spec.submodule_search_locations:
+        return {}
+    root = Path(next(iter(spec.submodule_search_locations)))
+    return {path.stem: path for path in sorted(root.glob("*/kernels/*.py"))}
+
+
+def _import(name: str, path: Path) -> Any:
+    spec = importlib.util.spec_from_file_location(f"bole_kernels.{name}", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+def _write(path: Path, text: str) -> None:
+    if path.exists() and path.read_text() == text:
+        return
+    handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".py")
+    with os.fdopen(handle, "w") as file:
+        file.write(text)
+    os.replace(temporary, path)
+
+
+@functools.lru_cache(maxsize=4096)
+def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
+    plans = get_variant(problem.op, config.variant).plans(problem, config)
+    shipped = _shipped()
+    if len(names) == len(plans) and all(
+        name in shipped and name.startswith(plan.stem + "_") for name, plan in zip(names, plans, strict=True)
+    ):
+        return tuple(
+            LoadedKernel(name, _import(name, shipped[name]), plan) for name, plan in zip(names, plans, strict=True)
+        )
+    try:
+        from bole_codegen.render import render
+    except ImportError as error:
+        raise RuntimeError(
+            f"no shipped kernel serves {problem.key()} with {config}, and rendering one needs bole_codegen and Jinja2: "
+            f"install the full package ({error})"
+        ) from error
+    kernels = []
+    for rendered in render(problem, config):
+        path = kernel_cache_dir() / f"{rendered.name}.py"
+        _write(path, rendered.source)
+        kernels.append(LoadedKernel(rendered.name, _import(rendered.name, path), rendered.plan))
+    return tuple(kernels)
+
+
+def load(problem: Problem, config: Config, names: tuple[str, ...] = ()) -> tuple[LoadedKernel, ...]:
+    """Return the kernels of a configuration, in launch order.
+
+    Args:
+        problem: what the kernels are specialised for.
+        config: a valid configuration.
+        names: kernels a table entry names; used when the package ships them.
+
+    Raises:
+        RuntimeError: nothing shipped fits and bole_codegen is not installed.
+    """
+    # Work and depth do not shape the text: one load serves every bucket.
+    return _load(problem.replace(work=1, depth=problem.nodes), config, names)
+
+
+Launch = Callable[[], None]

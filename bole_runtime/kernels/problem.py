@@ -1,0 +1,90 @@
+"""What a kernel is specialised for, apart from its tile parameters.
+
+A :class:`Problem` holds host-side facts only (geometry, dtypes, capacities), never device data, so the
+choice of a kernel stays valid for every replay of a captured CUDA graph.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+
+#: Node capacities a table has entries for. A tree of N nodes uses the nearest bucket upward.
+NODE_BUCKETS: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
+#: Capacities of the pending chain (accepted tokens that are not yet in the state).
+PENDING_BUCKETS: tuple[int, ...] = (0, 16, 32, 64)
+#: Largest number of strict ancestors of a node.
+DEPTH_BUCKETS: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
+#: Short names of the element types a kernel reads and writes.
+DTYPES: tuple[str, ...] = ("bf16", "fp16", "fp32")
+OPS: tuple[str, ...] = ("verify", "commit")
+PRECISIONS: tuple[str, ...] = ("fast", "lossless")
+
+
+def bucket(value: int, buckets: tuple[int, ...], name: str) -> int:
+    """Return the nearest bucket at or above ``value``.
+
+    Raises:
+        ValueError: ``value`` is above the largest bucket.
+    """
+    for b in buckets:
+        if value <= b:
+            return b
+    raise ValueError(f"{name} = {value} is above the largest supported value, {buckets[-1]}")
+
+
+def work_bucket(batch: int, value_heads: int) -> int:
+    """Return B * HV rounded up to a power of two (the unit of parallel work of a launch)."""
+    work = max(1, batch * value_heads)
+    return 1 << (work - 1).bit_length()
+
+
+@dataclass(frozen=True, order=True)
+class Problem:
+    """One specialisation of one operation.
+
+    Attributes:
+        op: ``verify`` or ``commit``.
+        family: name of a registered recurrence family, e.g. ``gdn``.
+        dk: key head dimension.
+        dv: value head dimension.
+        group: value heads a key head, HV // HK.
+        in_dtype: element type of q, k and v (``bf16``, ``fp16``, ``fp32``).
+        state_dtype: element type of the state pool.
+        gate_mode: ``ready`` (g, beta) or ``raw`` (the model's own gate inputs).
+        precision: ``fast`` or ``lossless``.
+        nodes: node bucket; for a commit, the node bucket of the tree that was verified.
+        depth: depth bucket.
+        pending: pending-chain bucket, 0 when there is no pending chain.
+        work: bucket of B * HV, a power of two.
+        qk_l2norm: whether q and k are l2-normalised inside the kernel. Not part of the table key.
+        gate_dtypes: element types of the gate inputs in the order of the family's spec, for kernels that read
+            pointers from a table; empty means the usual ones. Not part of the table key.
+    """
+
+    op: str
+    family: str
+    dk: int
+    dv: int
+    group: int
+    in_dtype: str
+    state_dtype: str
+    gate_mode: str
+    precision: str
+    nodes: int
+    depth: int
+    pending: int
+    work: int
+    qk_l2norm: bool = True
+    gate_dtypes: tuple[str, ...] = ()
+
+    def key(self) -> str:
+        """Return the table key: every field that an entry is stored under, in a fixed order."""
+        return (
+            f"{self.op}/{self.family}/dk{self.dk}-dv{self.dv}-g{self.group}/{self.in_dtype}-s{self.state_dtype}"
+            f"/{self.gate_mode}/{self.precision}/n{self.nodes}-d{self.depth}-p{self.pending}-w{self.work}"
+        )
+
+    def replace(self, **changes: object) -> Problem:
+        """Return a copy with some fields changed."""
+        return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

@@ -1,0 +1,29 @@
+"""Registry of the ways to compute an operation. A new variant is a module here and a template; nothing else lists them."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.space import Variant
+from bole_runtime.kernels.variants.chunked import CHUNKED
+from bole_runtime.kernels.variants.commit import COMMIT
+from bole_runtime.kernels.variants.fused import FUSED
+from bole_runtime.kernels.variants.two_stage import TWO_STAGE
+
+_ALL: tuple[Variant, ...] = (FUSED, TWO_STAGE, CHUNKED, COMMIT)
+
+
+def all_variants(op: str) -> tuple[Variant, ...]:
+    """Return the variants of an operation, in order of preference for the analytic default."""
+    return tuple(v for v in _ALL if v.op == op)
+
+
+def get_variant(op: str, name: str) -> Variant:
+    """Return a variant by name.
+
+    Raises:
+        ValueError: no variant of that operation has the name.
+    """
+    for v in _ALL:
+        if v.op == op and v.name == name:
+            return v
+    known = ", ".join(repr(v.name) for v in _ALL if v.op == op)
+    raise ValueError(f"no {op!r} variant is called {name!r}; known: {known}")

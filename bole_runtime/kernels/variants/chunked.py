@@ -1,0 +1,78 @@
+"""One kernel a verification, any number of nodes: pseudo-values are solved chunk by chunk on the right-hand side."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.arguments import verify_arguments
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
+from bole_runtime.kernels.variants import common as c
+
+CHUNK = Param("chunk", (16, 32, 64), "nodes solved at a time")
+PARAMS = (c.BV, CHUNK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS)
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
+    if config["chunk"] > c.tile_rows(problem):
+        return f"chunk={config['chunk']} is more than the {c.tile_rows(problem)} rows of a tile"
+    if config["bv"] > c.power_of_two(problem.dv):
+        return f"bv={config['bv']} is wider than dv={problem.dv}"
+    if config["bv"] < 16:
+        return "a value tile needs at least 16 columns"
+    if config["bv"] * c.power_of_two(problem.dk) > 128 * 128:
+        return "the state tile does not fit a program's registers"
+    return c.check_precision(problem, config)
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    del gpu
+    return CHUNKED.config(
+        {
+            "bv": max(16, min(32, c.power_of_two(problem.dv))),
+            "chunk": min(32, c.tile_rows(problem)),
+            "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
+            "mix": c.mixes(problem.precision)[0],
+            "solve": c.solves(problem.precision)[0],
+            "warps": 4,
+        }
+    )
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    ctx = c.context(
+        problem,
+        {
+            "ROWS": (c.tile_rows(problem), "pending tokens and nodes of a request"),
+            "C": (config["chunk"], "nodes of a chunk"),
+            "BV": (config["bv"], "value columns of a program"),
+            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+        },
+        ORIENT="nodes",
+        STATE_DOT=config["state_dot"],
+        MIX=config["mix"],
+        config_line=str(config),
+    )
+    return (KernelPlan("verify_chunked.py.jinja", c.stem(problem, "verify_chunked"), ctx, config["warps"], 1, verify_arguments(problem)),)
+
+
+def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    return ((batch * heads, -(-problem.dv // config["bv"])),)
+
+
+def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    rows, tiles = c.tile_rows(problem), -(-problem.dv // config["bv"])
+    return batch * heads * tiles * rows * config["bv"], batch * heads * tiles * 3 * rows
+
+
+CHUNKED = Variant(
+    name="chunked",
+    op="verify",
+    doc="one kernel for any number of nodes: right-hand sides solved by chunk",
+    params=PARAMS,
+    applies=c.supports_family,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=_grids,
+    workspace=_workspace,
+)

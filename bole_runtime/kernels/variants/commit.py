@@ -1,0 +1,106 @@
+"""Commit of all layers in one launch: each program rewrites one value tile of one head of one layer."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bole_runtime.kernels.arguments import commit_arguments, commit_pointers
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
+from bole_runtime.kernels.variants import common as c
+
+CHUNK = Param("chunk", (16, 32), "tokens of the accepted path folded at a time")
+DOT = Param(
+    "dot", ("bf16", "bf16x2", "bf16x3", "tf32", "tf32x3", "ieee"), "precision of products with the state", ordered=False
+)
+PARAMS = (c.BV, CHUNK, DOT, c.SOLVE, c.WARPS)
+
+
+def dots(problem: Problem) -> tuple[str, ...]:
+    """Return the values of ``dot`` that keep the precision profile for a problem, best first."""
+    if problem.precision == "fast":
+        return ("bf16x2", "tf32") if problem.in_dtype == "bf16" else ("tf32",)
+    return ("bf16x3", "tf32x3") if problem.in_dtype == "bf16" else ("tf32x3", "ieee")
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
+    if config["dot"] not in dots(problem):
+        return f"dot={config['dot']} does not keep {problem.precision} for {problem.in_dtype} keys"
+    if config["solve"] != c.solves("lossless")[0]:
+        return "a commit solves at full precision: its error stays in the state"
+    if config["bv"] > c.power_of_two(problem.dv):
+        return f"bv={config['bv']} is wider than dv={problem.dv}"
+    if config["bv"] < 16:
+        return "a value tile needs at least 16 columns"
+    if config["bv"] * c.power_of_two(problem.dk) > 256 * 32 * config["warps"]:
+        return "the state tile does not fit a program's registers"
+    return None
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    del gpu
+    bv = max(16, min(c.power_of_two(problem.dv), 64, 128 * 64 // c.power_of_two(problem.dk)))
+    return COMMIT.config({"bv": bv, "chunk": 16, "dot": dots(problem)[0], "solve": "tf32x3", "warps": 4})
+
+
+def _element_types(problem: Problem) -> list[str]:
+    usual = ("bf16", "bf16", "fp32", "fp32") if problem.gate_mode == "raw" else ("fp32", "fp32")
+    gates = iter(problem.gate_dtypes or usual)
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
+    kinds = {"in": problem.in_dtype, "state": problem.state_dtype, "f32": "fp32"}
+    return [
+        "int32" if a.kind == "i32" else names[next(gates) if a.kind == "gate" else kinds[a.kind]]
+        for a in commit_pointers(problem)
+    ]
+
+
+def _plan(problem: Problem, config: Config, table: bool) -> KernelPlan:
+    more: dict[str, Any] = {
+        "TABLE": table,
+        "DOT": config["dot"],
+        "config_line": f"{config} {'layer table' if table else 'one layer'}",
+        "pointer_args": list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True)),
+    }
+    ctx = c.context(
+        problem,
+        {
+            "NODES": (problem.nodes, "nodes of a request"),
+            "C": (config["chunk"], "tokens folded at a time"),
+            "BV": (config["bv"], "value columns of a program"),
+            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+        },
+        **more,
+    )
+    what = "commit_layers" if table else "commit"
+    return KernelPlan("commit.py.jinja", c.stem(problem, what), ctx, config["warps"], 1, commit_arguments(problem, table))
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    # The same text with pointers from arguments (one layer) or from a table in device memory (all layers).
+    return (_plan(problem, config, table=False), _plan(problem, config, table=True))
+
+
+def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    # `batch` counts the rows of all layers.
+    grid = (batch * heads, -(-problem.dv // config["bv"]))
+    return grid, grid
+
+
+def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    del problem, config, batch, heads
+    return 0, 0
+
+
+COMMIT = Variant(
+    name="path",
+    op="commit",
+    doc="pseudo-values of the accepted path recomputed from raw inputs, state rewritten in place",
+    params=PARAMS,
+    applies=c.supports_family,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=_grids,
+    workspace=_workspace,
+)

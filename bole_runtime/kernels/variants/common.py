@@ -1,0 +1,158 @@
+"""What the variants share: parameters, their meaning for a problem, and the constants every template reads."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from bole_runtime.families import get_family
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, Param
+
+ORIENT = Param("orient", ("nodes", "state"), "which operand of the state product is on the left", ordered=False)
+BV = Param("bv", (8, 16, 32, 64, 128, 256), "value columns a program owns")
+BK = Param("bk", (32, 64, 128, 256), "key dims of the state a program reads at a time")
+STATE_DOT = Param(
+    "state_dot", ("native", "bf16", "bf16x2", "tf32", "tf32x3"), "how node rows meet the state", ordered=False
+)
+MIX = Param("mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False)
+SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
+WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
+STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
+
+_BYTES = {"bf16": 2, "fp16": 2, "fp32": 4}
+
+
+def dtype_bytes(name: str) -> int:
+    """Bytes of an element of a dtype short name."""
+    return _BYTES[name]
+
+
+def power_of_two(value: int, least: int = 16) -> int:
+    """Return the smallest power of two that is at least ``value`` and ``least``."""
+    return max(least, 1 << (value - 1).bit_length())
+
+
+def tile_rows(problem: Problem) -> int:
+    """Rows of a tile that holds the pending chain and all nodes."""
+    return power_of_two(problem.nodes + problem.pending)
+
+
+def state_dots(in_dtype: str, state_dtype: str, precision: str) -> tuple[str, ...]:
+    """Return the values of ``state_dot`` that keep a precision profile, best first.
+
+    Products of operands of one 16-bit type are exact in fp32. tf32 holds any 16-bit operand exactly; a bf16
+    term holds 8 bits of an fp32 one, two terms 16.
+    """
+    if in_dtype == state_dtype and in_dtype != "fp32":
+        return ("native",)
+    if state_dtype != "fp32" and in_dtype != "fp32":
+        return ("bf16x2", "tf32") if in_dtype == "bf16" else ("tf32",)
+    if precision == "fast":
+        return ("bf16", "tf32") if in_dtype == "bf16" else ("tf32",)
+    return ("bf16x2", "tf32x3") if in_dtype == "bf16" else ("tf32x3",)
+
+
+def mixes(precision: str) -> tuple[str, ...]:
+    """Return the values of ``mix`` that keep a precision profile."""
+    return ("bf16", "tf32") if precision == "fast" else ("tf32x3", "bf16x3")
+
+
+def solves(precision: str) -> tuple[str, ...]:
+    """Return the values of ``solve`` that keep a precision profile."""
+    return ("tf32", "tf32x3") if precision == "fast" else ("tf32x3",)
+
+
+def check_precision(problem: Problem, config: Config) -> str | None:
+    """Reason why the precision parameters of a verify configuration do not fit the problem, or None."""
+    allowed = {
+        "state_dot": state_dots(problem.in_dtype, problem.state_dtype, problem.precision),
+        "mix": mixes(problem.precision),
+        "solve": solves(problem.precision),
+    }
+    for name, values in allowed.items():
+        if config[name] not in values:
+            return f"{name}={config[name]} does not keep {problem.precision} for {problem.in_dtype} on {problem.state_dtype}"
+    return None
+
+
+def check_tile(problem: Problem, config: Config) -> str | None:
+    """Reason why the value tile does not fit the head dimension, or None."""
+    dv_pad = power_of_two(problem.dv)
+    if config["bv"] > dv_pad:
+        return f"bv={config['bv']} is wider than dv={problem.dv}"
+    if config["orient"] == "state" and config["bv"] < 16:
+        return "a state-major product needs at least 16 value columns"
+    return None
+
+
+def supports_family(problem: Problem) -> str | None:
+    """Reason why the delta-rule templates cannot serve a family, or None."""
+    spec = get_family(problem.family)
+    if spec.decay != "scalar" or spec.erase != "decayed":
+        return f"family {problem.family!r} is not a scalar-decay delta rule"
+    return None
+
+
+def constants(problem: Problem, extra: dict[str, tuple[Any, str]]) -> list[tuple[str, Any, str]]:
+    """Module constants of a kernel, with one line of documentation each."""
+    spec = get_family(problem.family)
+    base: dict[str, tuple[Any, str]] = {
+        "GROUP": (problem.group, "value heads a key head"),
+        "DK": (problem.dk, "key head dim"),
+        "DK_PAD": (power_of_two(problem.dk), "its power of two"),
+        "DV": (problem.dv, "value head dim"),
+        "DV_PAD": (power_of_two(problem.dv), "its power of two"),
+        "WORDS": ((problem.nodes + 31) // 32, "32-bit words of a node's ancestor mask"),
+    }
+    if problem.qk_l2norm:
+        base["EPS"] = (spec.l2norm_eps, "inside the root of the l2 norm")
+    if problem.pending:
+        base["PENDING"] = (problem.pending, "capacity for pending tokens")
+    return [(name, value, doc) for name, (value, doc) in {**base, **extra}.items()]
+
+
+def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) -> dict[str, Any]:
+    """Everything a template reads: module constants and the switches that shape its text."""
+    out: dict[str, Any] = {
+        "constants": constants(problem, extra),
+        "PENDING": problem.pending,
+        "RAW": problem.gate_mode == "raw",
+        "L2NORM": problem.qk_l2norm,
+        "IN": problem.in_dtype,
+        "STATE": problem.state_dtype,
+        "PRECISION": problem.precision,
+        "spec_line": (
+            f"{problem.op} {problem.family} dk{problem.dk} dv{problem.dv} group{problem.group} {problem.in_dtype} "
+            f"state {problem.state_dtype} gates {problem.gate_mode} {problem.precision} "
+            f"nodes {problem.nodes} pending {problem.pending}{'' if problem.qk_l2norm else ' no l2norm'}"
+        ),
+    }
+    out.update(more)
+    return out
+
+
+def stem(problem: Problem, what: str) -> str:
+    """Readable name of a kernel."""
+    return (
+        f"{problem.family}_{what}_k{problem.dk}v{problem.dv}g{problem.group}_{problem.in_dtype}_s{problem.state_dtype}"
+        f"_{problem.gate_mode}_{problem.precision}_n{problem.nodes}" + (f"p{problem.pending}" if problem.pending else "")
+    )
+
+
+def check_blocks(problem: Problem, config: Config, rows: int) -> str | None:
+    """Reason why the tiles of a state pass are too large or too small for the program's warps, or None."""
+    dk_pad = power_of_two(problem.dk, 32)
+    if config["bk"] > dk_pad:
+        return f"bk={config['bk']} is wider than dk={problem.dk}"
+    if config["bk"] == dk_pad and config["stages"] != 1:
+        return "without a loop over key dims there is nothing to pipeline"
+    if config["bk"] < dk_pad and config["stages"] == 1:
+        return "a loop over key dims that is not pipelined waits for each block"
+    threads = 32 * config["warps"]
+    if config["bv"] * config["bk"] > 128 * threads:
+        return "the state block does not fit the registers of its warps"
+    if config["bv"] * config["bk"] < 8 * threads:
+        return "more threads than there is state to read"
+    if rows * config["bv"] * 2 > 128 * threads:
+        return "the accumulators do not fit the registers of the warps"
+    return None

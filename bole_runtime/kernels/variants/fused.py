@@ -1,0 +1,85 @@
+"""One kernel a verification: each program prepares R of its head and reads its tile of the state."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.arguments import verify_arguments
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
+from bole_runtime.kernels.variants import common as c
+
+PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES)
+
+
+def _applies(problem: Problem) -> str | None:
+    if c.tile_rows(problem) > 64:
+        return f"R of {c.tile_rows(problem)} rows does not fit a program"
+    return c.supports_family(problem)
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
+    reason = c.check_precision(problem, config) or c.check_tile(problem, config)
+    if reason:
+        return reason
+    return c.check_blocks(problem, config, rows=c.tile_rows(problem))
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    # Few heads: narrow tiles spread a head over more SMs. Many heads: whole heads, so that R is made once.
+    dv = c.power_of_two(problem.dv)
+    tiles = max(1, -(-2 * gpu.sms // max(1, problem.work)))
+    bv = min(64, max(16, dv // tiles))
+    return FUSED.config(
+        {
+            "orient": "nodes",
+            "bv": bv,
+            "bk": min(256, c.power_of_two(problem.dk, 32)),
+            "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
+            "mix": c.mixes(problem.precision)[0],
+            "solve": c.solves(problem.precision)[0],
+            "warps": 4,
+            "stages": 1,
+        }
+    )
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    rows = c.tile_rows(problem)
+    extra = {
+        "ROWS": (rows, "pending tokens and nodes of a request"),
+        "BV": (config["bv"], "value columns of a program"),
+        "BK": (config["bk"], "key dims read at a time"),
+        "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+    }
+    ctx = c.context(
+        problem,
+        extra,
+        ORIENT=config["orient"],
+        STATE_DOT=config["state_dot"],
+        MIX=config["mix"],
+        config_line=str(config),
+    )
+    return (KernelPlan("verify_fused.py.jinja", c.stem(problem, "verify_fused"), ctx, config["warps"], config["stages"], verify_arguments(problem)),)
+
+
+def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    return ((batch * heads, -(-problem.dv // config["bv"])),)
+
+
+def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    del problem, config, batch, heads
+    return 0, 0
+
+
+FUSED = Variant(
+    name="fused",
+    op="verify",
+    doc="one kernel: R and one pass over the state, a program a head and value tile",
+    params=PARAMS,
+    applies=_applies,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=_grids,
+    workspace=_workspace,
+)

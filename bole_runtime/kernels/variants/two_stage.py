@@ -1,0 +1,118 @@
+"""Two kernels a verification: R of every head by blocks of rows, then one pass over the state."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.arguments import verify_arguments
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
+from bole_runtime.kernels.variants import common as c
+
+ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first kernel makes")
+PREPARE_WARPS = Param("prepare_warps", (1, 2, 4), "warps of a program of the first kernel")
+UNROLL = Param("unroll", (False, True), "unroll the value heads that share a key head", ordered=False)
+PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES, ROW_BLOCK, PREPARE_WARPS, UNROLL)
+
+#: Row blocks a kernel spells out; more would take minutes to compile.
+MAX_BLOCKS = 4
+
+
+def _applies(problem: Problem) -> str | None:
+    if c.tile_rows(problem) > MAX_BLOCKS * 64:
+        return f"R of {c.tile_rows(problem)} rows is more than {MAX_BLOCKS} row blocks"
+    return c.supports_family(problem)
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
+    reason = c.check_precision(problem, config) or c.check_tile(problem, config)
+    if reason:
+        return reason
+    rows, block = c.tile_rows(problem), config["row_block"]
+    if block > rows:
+        return f"row_block={block} is more than the {rows} rows of a tile"
+    if rows // block > MAX_BLOCKS:
+        return f"row_block={block} makes more than {MAX_BLOCKS} row blocks of {rows} rows"
+    if config["prepare_warps"] * 16 > block * 4:
+        return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
+    if config["unroll"] and problem.group * (rows // block) > 8:
+        return "unrolling so many value heads and row blocks compiles too long"
+    return c.check_blocks(problem, config, rows=rows)
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    del gpu
+    rows = c.tile_rows(problem)
+    block = 16 if rows <= 64 else rows // MAX_BLOCKS
+    return TWO_STAGE.config(
+        {
+            "orient": "nodes",
+            "bv": min(64, c.power_of_two(problem.dv)),
+            "bk": min(256, c.power_of_two(problem.dk, 32)),
+            "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
+            "mix": c.mixes(problem.precision)[0],
+            "solve": c.solves(problem.precision)[0],
+            "warps": 4,
+            "stages": 1,
+            "row_block": block,
+            "prepare_warps": max(1, min(4, block // 16)),
+            "unroll": False,
+        }
+    )
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    rows = c.tile_rows(problem)
+    blocks = rows // config["row_block"]
+    solve = (f'"{config["solve"]}"', "precision of the triangular solve")
+    prepare = c.context(
+        problem,
+        {
+            "ROWS": (rows, "pending tokens and nodes of a request"),
+            "C": (config["row_block"], "rows of a block"),
+            "SOLVE": solve,
+        },
+        BLOCKS=blocks,
+        UNROLL=config["unroll"],
+        config_line=f"row_block={config['row_block']} solve={config['solve']} unroll={config['unroll']}",
+    )
+    readout = c.context(
+        problem,
+        {
+            "ROWS": (rows, "pending tokens and nodes of a request"),
+            "BV": (config["bv"], "value columns of a program"),
+            "BK": (config["bk"], "key dims read at a time"),
+        },
+        ORIENT=config["orient"],
+        STATE_DOT=config["state_dot"],
+        MIX=config["mix"],
+        config_line=f"orient={config['orient']} bv={config['bv']} bk={config['bk']} state_dot={config['state_dot']} mix={config['mix']}",
+    )
+    return (
+        KernelPlan("verify_prepare.py.jinja", c.stem(problem, "verify_prepare"), prepare, config["prepare_warps"], 1, verify_arguments(problem)),
+        KernelPlan("verify_readout.py.jinja", c.stem(problem, "verify_readout"), readout, config["warps"], config["stages"], verify_arguments(problem)),
+    )
+
+
+def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    blocks = c.tile_rows(problem) // config["row_block"]
+    return ((batch * heads // problem.group, blocks), (batch * heads, -(-problem.dv // config["bv"])))
+
+
+def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    del config
+    rows = c.tile_rows(problem)
+    return batch * heads * rows * rows, batch * heads * 2 * rows
+
+
+TWO_STAGE = Variant(
+    name="two_stage",
+    op="verify",
+    doc="two kernels: R by blocks of rows, a program a key head; then one pass over the state",
+    params=PARAMS,
+    applies=_applies,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=_grids,
+    workspace=_workspace,
+)
