@@ -1,0 +1,148 @@
+"""SGLang's serial tree kernel, called as its target verification calls it for EAGLE trees (topk > 1).
+
+One program a value tile walks the nodes in order. It loads the parent's state from a snapshot buffer, steps, writes
+the output, and writes a snapshot of every node's state for the commit to copy from. Arguments as SGLang 0.5.23 gives
+them: one packed sequence ``[1, B * N, heads, dim]`` with ``cu_seqlens``, raw gates, int32 parents ``[B, N]``,
+snapshots ``[rows, N, HV, dv, dk]`` in the state's dtype, no update of the pool. A chain carries no parents (topk = 1).
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from bole_codegen.measure import VerifyInputs, Workload, poison_
+from peers.base import PeerUnavailable
+from peers.sglang_loader import SglangSource, load_entry, locate
+
+Entry = Callable[..., Tensor]
+#: Snapshots are spread over this much memory where it fits, so that they are as cold as a pool of many layers.
+COLD_SNAPSHOT_BYTES = 256 << 20
+
+
+class PreparedSerial:
+    """The kernel bound to the layers of one benchmark point."""
+
+    def __init__(self, entry: Entry, inputs: VerifyInputs, chain: bool, dense: bool, buffers: int) -> None:
+        """Allocate ``buffers`` snapshot buffers; layers take turns with them."""
+        work = inputs.workload
+        self._entry, self._inputs, self._dense = entry, inputs, dense
+        device = inputs.parents.device
+        b, n = work.batch, work.nodes
+        self._parents = None if chain else inputs.parents.to(torch.int32)
+        self._bounds = None if dense else torch.arange(0, b * n + 1, n, dtype=torch.int32, device=device)
+        # Row i of the scratch belongs to request i; one more row takes the padded requests of a real batch.
+        self._rows = torch.arange(b, dtype=torch.int32, device=device)
+        self._slots = inputs.slots.to(torch.int32)
+        shape = (b + 1, n, work.hv, work.dv, work.dk)
+        self._snapshots = [
+            torch.empty(shape, dtype=inputs.layers[0].state.dtype, device=device) for _ in range(max(1, buffers))
+        ]
+        self._outputs: dict[int, Tensor] = {}
+        self.workspace_bytes = self._snapshots[0].numel() * self._snapshots[0].element_size()
+
+    def _pack(self, x: Tensor) -> Tensor:
+        return x if self._dense else x.reshape(1, -1, *x.shape[2:])
+
+    def make_layer(self, index: int) -> Callable[[], object]:
+        """Return the launch of layer ``index``."""
+        layer = self._inputs.layers[index]
+        n = self._inputs.workload.nodes
+        arguments = {
+            "A_log": layer.raw["A_log"],
+            "dt_bias": layer.raw["dt_bias"],
+            "q": self._pack(layer.q),
+            "k": self._pack(layer.k),
+            "v": self._pack(layer.v),
+            # Gates come as [tokens, HV] whatever the layout: only their token stride is read.
+            "a": layer.raw["a"].reshape(-1, layer.raw["a"].shape[-1]),
+            "b": layer.raw["b"].reshape(-1, layer.raw["b"].shape[-1]),
+            "initial_state_source": layer.state,
+            "initial_state_indices": self._slots,
+            "cu_seqlens": self._bounds,
+            "use_qk_l2norm_in_kernel": True,
+            "softplus_beta": 1.0,
+            "softplus_threshold": 20.0,
+            "is_kda": False,
+            "disable_state_update": True,
+            "intermediate_states_buffer": self._snapshots[index % len(self._snapshots)],
+            "intermediate_state_indices": self._rows,
+            "cache_steps": n,
+            "retrieve_parent_token": self._parents,
+        }
+
+        def launch() -> None:
+            self._outputs[index] = self._entry(**arguments)
+
+        return launch
+
+    def output(self, index: int) -> Tensor:
+        """Return the latest output of layer ``index``, ``[B, N, HV, dv]`` in the dtype of q."""
+        return self._outputs[index].view(self._inputs.layers[index].v.shape)
+
+    def snapshot(self, index: int) -> Tensor:
+        """Return the snapshots of layer ``index``, ``[B, N, HV, dv, dk]``, until another layer takes the buffer."""
+        return self._snapshots[index % len(self._snapshots)][: self._inputs.workload.batch]
+
+    def poison(self) -> None:
+        """Fill the snapshots with NaN: a node that reads its parent's before it is written then shows."""
+        for buffer in self._snapshots:
+            poison_(buffer)
+
+
+class SglangSerial:
+    """The peer named ``sglang``; ``sglang-dense`` is the same kernel on ``[B, N]`` without ``cu_seqlens``.
+
+    The packed form, which is SGLang's, keeps a row of parents as long as all tokens of the batch in registers; the
+    dense form shows what the kernel does without that.
+    """
+
+    profile = "fast"
+
+    def __init__(self, entry: Entry, source: SglangSource, dense: bool) -> None:
+        """Wrap a loaded entry function; use :meth:`load`."""
+        self._entry = entry
+        self._dense = dense
+        self._cache: object = None
+        self.name = "sglang-dense" if dense else "sglang"
+        self.version = source.label
+
+    @classmethod
+    def load(cls, path: str | None, dense: bool) -> SglangSerial:
+        """Load from a path.
+
+        Raises:
+            PeerUnavailable: with the reason.
+        """
+        # A private folder, used for a wheel only: a shared temporary path could be prepared by someone else.
+        cache = tempfile.TemporaryDirectory(prefix="bole-peer-")
+        source = locate(path, Path(cache.name))
+        peer = cls(load_entry(source), source, dense)
+        # Triton may read the source again while it compiles.
+        peer._cache = cache
+        return peer
+
+    def refuses(self, work: Workload) -> str | None:
+        """Return why the kernel cannot serve a point, or None."""
+        return "has no pending chain" if work.pending else None
+
+    def memory_bytes(self, work: Workload) -> int:
+        """Bytes of one snapshot buffer with its padding row."""
+        return work.snapshot_bytes // work.batch * (work.batch + 1)
+
+    def prepare(self, inputs: VerifyInputs, shape: str, scratch_budget: int) -> PreparedSerial:
+        """Bind to inputs, with as many snapshot buffers as keep them cold within the budget.
+
+        Raises:
+            PeerUnavailable: not even one buffer fits.
+        """
+        one = self.memory_bytes(inputs.workload)
+        if one > scratch_budget:
+            raise PeerUnavailable(f"snapshots need {one / 1e9:.1f} GB, {scratch_budget / 1e9:.1f} GB are free")
+        wanted = -(-COLD_SNAPSHOT_BYTES // one)
+        buffers = max(1, min(len(inputs.layers), wanted, scratch_budget // one))
+        return PreparedSerial(self._entry, inputs, shape == "chain", self._dense, buffers)
