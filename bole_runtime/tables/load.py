@@ -26,7 +26,7 @@ from bole_runtime.tables.schema import (
 #: op -> variants, as ``bole_runtime.kernels.variants.all_variants`` gives them.
 VariantLookup = Callable[[str], Iterable[Variant]]
 
-_PLAIN_NAME = re.compile(r"\A[a-z0-9][a-z0-9_]{0,63}\Z")
+_PLAIN_NAME = re.compile(r"\A[a-z0-9][a-z0-9_-]{0,63}\Z")
 _FIELD = re.compile(r" - at (?:`key` in )?`(?P<path>[^`]*)`\Z")
 # One entry a block: these groups of fields share a line, so that a diff shows what changed and nothing else.
 _LINES: tuple[tuple[str, ...], ...] = (

@@ -87,7 +87,13 @@ def _gpus(device_name: str) -> tuple[str, tuple[str, ...]] | None:
     from bole_runtime import gpus
 
     record = gpus.identify(device_name)
-    return None if record is None else (record.key, (record.tables_from,) if record.tables_from else ())
+    return None if record is None else (record.key, record.tables_from)
+
+
+def _explain(device_name: str) -> str:
+    from bole_runtime import gpus
+
+    return gpus.explain_device_name(device_name)
 
 
 def _installed_triton() -> str:
@@ -208,7 +214,7 @@ class Dispatcher:
         if device_name in ("", "cpu"):
             return Resolution(self._default(problem, limits), "default", None, "no GPU: analytic default")
         if gpu is None:
-            text = f"{device_name!r} is not a GPU with a record in bole_runtime.gpus; the analytic default is used"
+            text = _explain(device_name)
             self._warn("gpu", text)
         else:
             text = f"no table has an entry for {problem.key()} on {key}; the analytic default is used"

@@ -20,6 +20,7 @@ MAX_FILE_BYTES = 16 << 20
 MAX_ENTRIES = 20_000
 
 Word = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
+GpuKey = Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
 Param = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")]
 Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
 Line = Annotated[str, Meta(max_length=400, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
@@ -57,7 +58,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 
     Attributes:
         median_us: median of the replays (``measured``) or the model's estimate (``predicted``).
-        spread_us: half of the inter-quartile range of the replays, 0 when predicted.
+        spread_us: distance between the quartiles of the replays, 0 when predicted.
         floor_us: time to move the necessary bytes at the copy bandwidth of the same run.
         ratio: ``median_us / floor_us``.
         error: relative Frobenius error against the fp64 reference, None when nothing ran.
@@ -126,7 +127,7 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The device and the software that a file was made with. Empty strings where nothing ran."""
 
-    key: Word
+    key: GpuKey
     device_name: Line
     compute_capability: tuple[Annotated[int, Meta(ge=0, le=99)], Annotated[int, Meta(ge=0, le=99)]]
     driver: Version

@@ -39,7 +39,8 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
-    return (KernelPlan("x.py.jinja", "x", {"BV": config["BV"]}, num_warps=4, num_stages=config["STAGES"]),)
+    context = {"BV": config["BV"], "MODE": config["MODE"]}
+    return (KernelPlan("x.py.jinja", "x", context, num_warps=4, num_stages=config["STAGES"], arguments=()),)
 
 
 FUSED = Variant(
@@ -55,6 +56,8 @@ FUSED = Variant(
     check=_check,
     default=_default,
     plans=_plans,
+    grids=lambda problem, config, batch, heads: ((batch * heads, problem.dv // config["BV"]),),
+    workspace=lambda problem, config, batch, heads: (0, 0),
 )
 
 
