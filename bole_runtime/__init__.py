@@ -2,4 +2,58 @@
 
 from __future__ import annotations
 
+from importlib import import_module
+from typing import TYPE_CHECKING
+
 __version__ = "0.1.0"
+
+if TYPE_CHECKING:
+    from bole_runtime.api import commit, verify
+    from bole_runtime.backends import set_backend
+    from bole_runtime.factors import Factors, PendingChain
+    from bole_runtime.families import RecurrenceSpec, get_family
+    from bole_runtime.kernels.space import Config
+    from bole_runtime.tree import TreeBatch
+    from bole_runtime.warmup import warmup
+
+# Imported at first use: `import bole_runtime` stays light, and nothing of Triton loads on a machine that never launches.
+_EXPORTS = {
+    "Config": "bole_runtime.kernels.space",
+    "Factors": "bole_runtime.factors",
+    "PendingChain": "bole_runtime.factors",
+    "RecurrenceSpec": "bole_runtime.families",
+    "TreeBatch": "bole_runtime.tree",
+    "commit": "bole_runtime.api",
+    "get_family": "bole_runtime.families",
+    "set_backend": "bole_runtime.backends",
+    "verify": "bole_runtime.api",
+    "warmup": "bole_runtime.warmup",
+}
+
+
+def __getattr__(name: str) -> object:
+    module = _EXPORTS.get(name)
+    if module is None:
+        raise AttributeError(f"module 'bole_runtime' has no attribute {name!r}")
+    value = getattr(import_module(module), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *_EXPORTS})
+
+
+__all__ = [
+    "Config",
+    "Factors",
+    "PendingChain",
+    "RecurrenceSpec",
+    "TreeBatch",
+    "__version__",
+    "commit",
+    "get_family",
+    "set_backend",
+    "verify",
+    "warmup",
+]

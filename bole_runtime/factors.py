@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -150,3 +151,23 @@ def factors_of(call: VerifyCall) -> Factors:
         call.spec, capture.gate_mode, capture.k, capture.v, gates, call.beta_scale, call.qk_l2norm, call.tree,
         call.pending, call.gate_mode,
     )  # fmt: skip
+
+
+def ready_gates(
+    spec: RecurrenceSpec, gates: Mapping[str, torch.Tensor], mode: str, beta_scale: float
+) -> dict[str, torch.Tensor]:
+    """Return the ready gates in float64: bf16 or fp32 gates in, nothing rounded on the way."""
+    if mode == "raw":
+        return spec.to_ready(gates, beta_scale)
+    return {i.name: gates[i.name].double() for i in spec.node_gates("ready")}
+
+
+def capture_eager(call: VerifyCall) -> None:
+    """Fill the capture buffers of a call with torch operations, for backends without a fused capture."""
+    capture = call.capture
+    if capture is None:
+        return
+    capture.k.copy_(call.k)
+    capture.v.copy_(call.v)
+    for name, gate in ready_gates(call.spec, call.gates, call.gate_mode, call.beta_scale).items():
+        capture.gates[name].copy_(gate)

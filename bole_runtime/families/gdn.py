@@ -5,11 +5,25 @@ S_i = e^{g_i} S_p + u_i k_i^T,   u_i = beta_i (v_i - e^{g_i} S_p k_i),   o_i = S
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 
 from bole_runtime.families.spec import DATA_DTYPES, InputSpec, RecurrenceSpec
 
 _GATE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
+
+
+def _to_ready(gates: Mapping[str, torch.Tensor], beta_scale: float) -> dict[str, torch.Tensor]:
+    """Return g and beta in float64 from a, b, A_log and dt_bias."""
+    x = gates["a"].double() + gates["dt_bias"].double()
+    # Stable without a threshold: log(1 + e^x) = max(x, 0) + log1p(e^-|x|).
+    softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    return {
+        "g": -torch.exp(gates["A_log"].double()) * softplus,
+        "beta": beta_scale * torch.sigmoid(gates["b"].double()),
+    }
+
 
 GDN = RecurrenceSpec(
     name="gdn",
@@ -31,4 +45,5 @@ GDN = RecurrenceSpec(
         InputSpec("dt_bias", ("HV",), _GATE, "parameter", "raw", None, "bias of a"),
         InputSpec("beta_scale", (), (), "option", "raw", 1.0, "factor of sigmoid(b); 2.0 allows negative eigenvalues"),
     ),
+    to_ready=_to_ready,
 )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -58,6 +58,8 @@ class RecurrenceSpec:
         l2norm_eps: eps, inside the root.
         scale: default factor of q, ``dk ** -0.5`` or 1.
         inputs: every input, q, k and v first.
+        to_ready: turns the raw gates and parameters of a call into ready ones, in float64: ``to_ready(gates,
+            beta_scale)``.
     """
 
     name: str
@@ -68,8 +70,11 @@ class RecurrenceSpec:
     l2norm_eps: float
     scale: Scale
     inputs: tuple[InputSpec, ...]
-    # Derived once: the hot path of verify() reads these.
+    to_ready: Callable[[Mapping[str, torch.Tensor], float], dict[str, torch.Tensor]] = field(compare=False, repr=False)
+    # Derived once: the hot path of verify() reads these. Gate modes, and the gate names each mode needs and may take.
     modes: tuple[str, ...] = field(init=False)
+    required: Mapping[str, frozenset[str]] = field(init=False, compare=False, repr=False)
+    allowed: Mapping[str, frozenset[str]] = field(init=False, compare=False, repr=False)
     _node_gates: Mapping[str, tuple[InputSpec, ...]] = field(init=False, compare=False, repr=False)
     _parameters: Mapping[str, tuple[InputSpec, ...]] = field(init=False, compare=False, repr=False)
     _options: Mapping[str, tuple[InputSpec, ...]] = field(init=False, compare=False, repr=False)
@@ -83,9 +88,15 @@ class RecurrenceSpec:
 
         set_ = object.__setattr__
         set_(self, "modes", modes)
+        set_(self, "required", {m: frozenset(i.name for i in of(m, lambda i: i.default is None)) for m in modes})
+        set_(self, "allowed", {m: frozenset(i.name for i in of(m, lambda i: True)) for m in modes})
         set_(self, "_node_gates", {m: of(m, lambda i: i.shape[:1] == ("node",)) for m in modes})
         set_(self, "_parameters", {m: of(m, lambda i: i.shape and i.shape[0] != "node") for m in modes})
         set_(self, "_options", {m: of(m, lambda i: not i.shape) for m in modes})
+
+    def gates(self, mode: str) -> tuple[InputSpec, ...]:
+        """Return everything that ``gates`` may hold in a mode."""
+        return self._node_gates[mode] + self._parameters[mode] + self._options[mode]
 
     def node_gates(self, mode: str) -> tuple[InputSpec, ...]:
         """Return the gates given per node and head in a mode, e.g. ``g`` and ``beta``."""

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.backends import backend_name
-from bole_runtime.tree.build_torch import PADDING, STATUS_NODES, build, dense_parents, pack_bits, unpack_bits, words_of
-from bole_runtime.tree.check import check_capacity, check_index_tensor, explain_fault
+from bole_runtime.tree.build_torch import PADDING, unpack_bits, words_of
+from bole_runtime.tree.check import check_capacity, check_index_tensor
+from bole_runtime.tree.update import plan, store
 
 #: Largest number of nodes of one request.
 MAX_NODES = 512
@@ -215,7 +216,7 @@ class TreeBatch:
         limits = self._check_offsets(offsets)
         if backend_name(self.device) == "triton":
             if self._validate:
-                self._build_torch(source, limits, commit=False)
+                plan(self, source, limits, check=True)
             from bole_runtime.tree.build_triton import build_into
 
             if self.offsets is not None and limits is not None and limits is not self.offsets:
@@ -225,7 +226,7 @@ class TreeBatch:
                 self.max_batch, self.max_nodes, self.max_depth,
             )  # fmt: skip
         else:
-            self._build_torch(source, limits, commit=True)
+            store(self, plan(self, source, limits, check=self._validate), limits)
         return self
 
     def _check_offsets(self, offsets: torch.Tensor | None) -> torch.Tensor | None:
@@ -240,48 +241,11 @@ class TreeBatch:
             raise ValueError(f"offsets: expected shape ({self.max_batch + 1},), got {tuple(offsets.shape)}")
         return offsets
 
-    def _build_torch(self, source: torch.Tensor, offsets: torch.Tensor | None, commit: bool) -> None:
-        """Build with torch; raise if validation is on and the tree is invalid; store the result if ``commit``."""
-        dense, start, given = dense_parents(source, offsets, self.max_batch, self.max_nodes)
-        counts = given
-        if offsets is not None:
-            fits = (start >= 0) & (given >= 0) & (start + given <= self.max_total)
-            counts = torch.where(fits, given.clamp(max=self.max_nodes), 0)
-        mask, depths, status = build(dense, counts, self.max_depth)
-        status |= (counts != given).any().int() * STATUS_NODES
-        if self._validate and status.item():
-            starts = start.tolist() if offsets is not None else None
-            fault = explain_fault(dense, starts, given.tolist(), self.max_nodes, self.max_depth, self.max_total)
-            raise ValueError(fault)
-        if not commit:
-            return
-        self.status.copy_(status)
-        words = pack_bits(mask)
-        if offsets is None:
-            self.parents.copy_(dense)
-            self.ancestors.copy_(words)
-            self.depths.copy_(depths)
-            return
-        assert self.offsets is not None
-        self.offsets.copy_(offsets)
-        index = torch.arange(self.max_nodes, device=self.device)
-        owned = index < counts.unsqueeze(1)
-        # Rows that are not owned land in one extra row, which is dropped.
-        rows = torch.where(owned, start.unsqueeze(1) + index, self.max_total).flatten()
-        for target, value, empty in (
-            (self.parents, dense, PADDING),
-            (self.depths, depths, -1),
-            (self.ancestors, words, 0),
-        ):
-            buffer = target.new_full((self.max_total + 1, *target.shape[1:]), empty)
-            buffer[rows] = value.flatten(0, 1).to(target.dtype)
-            target.copy_(buffer[:-1])
-
     def rows(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the flat row of every node, int64 [max_batch, max_nodes], and whether the node is live, bool of that
         shape.
 
-        The row of a node that is not live is 0. Flat means [max_batch * max_nodes] for a dense tree.
+        Nodes that are not live have some valid row. Flat means [max_batch * max_nodes] for a dense tree.
         """
         index = torch.arange(self.max_nodes, device=self.device)
         if self.offsets is None:

@@ -1,0 +1,215 @@
+"""The closed form with torch operations. Default on the CPU; on a device it runs without a host sync."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from bole_runtime.backends.closed_form import Rows, final_state, outputs
+from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
+from bole_runtime.factors import PendingChain, capture_eager, ready_gates
+from bole_runtime.families.spec import RecurrenceSpec
+
+#: Elements of the largest temporary, [requests, HV, rows, rows]; a batch is processed in slices below it.
+_MAX_ELEMENTS = 1 << 26
+
+
+def _compute_dtype(x: torch.Tensor, pool: torch.Tensor) -> torch.dtype:
+    if torch.float64 in (x.dtype, pool.dtype):
+        return torch.float64
+    # A process that allows TF32 must not change what this path returns.
+    if x.is_cuda and torch.get_float32_matmul_precision() != "highest":
+        return torch.float64
+    return torch.float32
+
+
+def _slices(batch: int, heads: int, rows: int) -> list[slice]:
+    step = max(1, _MAX_ELEMENTS // (heads * rows * rows))
+    return [slice(i, min(i + step, batch)) for i in range(0, batch, step)]
+
+
+def _keep(x: torch.Tensor, live: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    """Return ``x`` in ``dtype`` with dead rows zero. Selection, not multiplication: a dead row may hold NaN."""
+    return torch.where(live.reshape(*live.shape, *[1] * (x.dim() - live.dim())), x, 0).to(dtype)
+
+
+def _normalised(x: torch.Tensor, eps: float, l2norm: bool, dtype: torch.dtype) -> torch.Tensor:
+    if not l2norm:
+        return x.to(dtype)
+    wide = x.double()  # bf16 values near 3e38 have no square in float32
+    return (wide * (wide.square().sum(-1, keepdim=True) + eps).rsqrt()).to(dtype)
+
+
+class _Source:
+    """Access to the rows of a segment as dense [requests, rows, ...], whatever the layout."""
+
+    def __init__(self, index: torch.Tensor, live: torch.Tensor) -> None:
+        self.index, self.live = index, live
+
+    def take(self, flat: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        if flat.shape[0] == 0:
+            return flat.new_zeros(*self.index.shape, *flat.shape[1:], dtype=dtype)
+        return _keep(flat[self.index], self.live, dtype)
+
+
+def _rows(
+    spec: RecurrenceSpec,
+    source: _Source,
+    k: torch.Tensor,
+    v: torch.Tensor,
+    gates: Mapping[str, torch.Tensor],
+    l2norm: bool,
+    dtype: torch.dtype,
+    skip: int,
+) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Return k, v, log-decay and beta of a segment; the first ``skip`` dimensions of the inputs are flattened into
+    rows."""
+
+    def take(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
+        return source.take(x.flatten(0, skip - 1), to)
+
+    keys = _normalised(take(k, k.dtype), spec.l2norm_eps, l2norm, dtype)
+    return keys, take(v, dtype), take(gates["g"], torch.float64), take(gates["beta"], dtype)
+
+
+def _pending_source(pending: PendingChain, slots: torch.Tensor, ok: torch.Tensor) -> _Source:
+    """Rows of the pending chains, token 0 first; dead for padding rows."""
+    cap = pending.capacity
+    safe = torch.where(ok, slots, 0)
+    token = torch.arange(cap, device=slots.device)
+    length = torch.where(ok, pending.length[safe].long(), 0).unsqueeze(1)
+    start = torch.where(ok, pending.start[safe].long(), 0).unsqueeze(1)
+    return _Source(safe.unsqueeze(1) * cap + (start + token) % cap, token < length)
+
+
+def _join(
+    first: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None,
+    second: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    live: torch.Tensor | None,
+    mask: torch.Tensor,
+) -> Rows:
+    """Put the pending rows in front of the rows of the tree, as a chain of ancestors of every live row."""
+    if first is None or live is None:
+        return Rows(*second, mask)
+    cap, nodes = live.shape[1], mask.shape[1]
+    chain = torch.ones(cap, cap, dtype=torch.bool, device=mask.device).tril() & live.unsqueeze(2) & live.unsqueeze(1)
+    above = mask.any(-1).unsqueeze(2) & live.unsqueeze(1)
+    top = torch.cat((chain, mask.new_zeros(mask.shape[0], cap, nodes)), 2)
+    both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
+    return Rows(both[0], both[1], both[2], both[3], torch.cat((top, torch.cat((above, mask), 2)), 1))
+
+
+def _states(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    if pool.shape[0] == 0:
+        return pool.new_zeros(slots.shape[0], *pool.shape[1:], dtype=dtype)
+    return _keep(pool[torch.where(ok, slots, 0)], ok, dtype)
+
+
+@torch.no_grad()
+def verify(call: VerifyCall) -> None:
+    """Fill ``call.out``, and the capture buffers if there are any."""
+    spec, tree, pending = call.spec, call.tree, call.pending
+    dtype = _compute_dtype(call.q, call.state)
+    heads = call.v.shape[-2]
+    skip = call.q.dim() - 2
+    gates = ready_gates(spec, call.gates, call.gate_mode, call.beta_scale)
+    slots = call.slots.long()
+    ok = (slots >= 0) & (slots < call.state.shape[0])
+    index, live = tree.rows()
+    live = live & ok.unsqueeze(1)
+    mask = tree.mask() & live.unsqueeze(2)
+    pending_gates = None
+    if pending is not None:
+        merged = {**call.gates, **pending.gates}
+        pending_gates = ready_gates(spec, merged, call.gate_mode, call.beta_scale)
+    rows = tree.max_nodes + (0 if pending is None else pending.capacity)
+    result = torch.zeros(tree.max_total + 1, *call.v.shape[skip:], dtype=dtype, device=call.v.device)
+    # Rows that are not live land in one extra row, which is dropped.
+    target = torch.where(live, index, tree.max_total)
+    for part in _slices(tree.max_batch, heads, rows):
+        source = _Source(index[part], live[part])
+        own = _rows(spec, source, call.k, call.v, gates, call.qk_l2norm, dtype, skip)
+        chain = chain_live = None
+        if pending is not None and pending_gates is not None:
+            ring = _pending_source(pending, slots[part], ok[part])
+            chain = _rows(spec, ring, pending.k, pending.v, pending_gates, call.qk_l2norm, dtype, 2)
+            chain_live = ring.live
+        q = source.take(call.q.flatten(0, skip - 1), call.q.dtype)
+        q = _normalised(q, spec.l2norm_eps, call.qk_l2norm, dtype) * call.scale
+        state = _states(call.state, slots[part], ok[part], dtype)
+        out = outputs(spec, _join(chain, own, chain_live, mask[part]), q, state)
+        result[target[part]] = out
+    call.out.copy_(result[:-1].reshape(call.out.shape))
+    capture_eager(call)
+
+
+@torch.no_grad()
+def commit(call: CommitCall) -> None:
+    """Update the pools of every layer."""
+    tree = call.tree
+    index, live = tree.rows()
+    accepted = call.accepted.long()
+    request = torch.arange(tree.max_batch, device=tree.device)
+    inside = (accepted >= 0) & (accepted < tree.max_nodes)
+    terminal = torch.where(inside, accepted, 0)
+    chosen = inside & live[request, terminal]
+    path = tree.mask()[request, terminal]
+    length = path.sum(-1)
+    longest = min(tree.max_nodes, tree.max_depth + 1)
+    if tree.device.type == "cpu":
+        longest = max(1, int(torch.where(chosen, length, 0).max()))
+    # Compact the nodes of each path, in order, into the first columns; the rest goes to a column that is dropped.
+    position = torch.where(path, path.long().cumsum(-1) - 1, longest).clamp(max=longest)
+    compact = index.new_zeros(tree.max_batch, longest + 1).scatter_(1, position, index)[:, :longest]
+    for layer in call.layers:
+        _commit_layer(call, layer, compact, length, chosen)
+
+
+def _commit_layer(
+    call: CommitCall, layer: CommitLayer, compact: torch.Tensor, length: torch.Tensor, chosen: torch.Tensor
+) -> None:
+    pool, factors = layer.pool, layer.factors
+    if pool.shape[0] == 0:
+        return
+    spec, pending = call.spec, factors.pending
+    dtype = _compute_dtype(factors.k, pool)
+    skip = factors.k.dim() - 2
+    slots = call.slots.long()
+    ok = chosen & (slots >= 0) & (slots < pool.shape[0])
+    gates = ready_gates(spec, factors.gates, factors.gate_mode, factors.beta_scale)
+    pending_gates = None
+    if pending is not None:
+        merged = {**factors.gates, **pending.gates}
+        pending_gates = ready_gates(spec, merged, factors.pending_mode, factors.beta_scale)
+    longest = compact.shape[1]
+    live = (torch.arange(longest, device=pool.device) < length.unsqueeze(1)) & ok.unsqueeze(1)
+    chain_mask = torch.ones(longest, longest, dtype=torch.bool, device=pool.device).tril() & live.unsqueeze(2)
+    shift = 0 if pending is None else pending.capacity
+    new = torch.empty(slots.shape[0], *pool.shape[1:], dtype=pool.dtype, device=pool.device)
+    for part in _slices(slots.shape[0], pool.shape[1], longest + shift):
+        source = _Source(compact[part], live[part])
+        own = _rows(spec, source, factors.k, factors.v, gates, factors.qk_l2norm, dtype, skip)
+        chain = chain_live = None
+        if pending is not None and pending_gates is not None:
+            ring = _pending_source(pending, slots[part], ok[part])
+            chain = _rows(spec, ring, pending.k, pending.v, pending_gates, factors.qk_l2norm, dtype, 2)
+            chain_live = ring.live
+        rows = _join(chain, own, chain_live, chain_mask[part])
+        last = shift + (length[part] - 1).clamp(min=0)
+        state = _states(pool, slots[part], ok[part], dtype)
+        new[part] = final_state(spec, rows, last, state).to(pool.dtype)
+    _store(pool, slots, ok, new)
+
+
+def _store(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, new: torch.Tensor) -> None:
+    """Write ``new[b]`` to ``pool[slots[b]]`` where ``ok``; everything else stays bit-identical. No host sync.
+
+    Other rows repeat the write of the first row that commits, or rewrite slot 0 with itself when none does.
+    """
+    first = torch.argmax(ok.int()).reshape(1)
+    source = torch.where(ok, torch.arange(ok.shape[0], device=ok.device), first)
+    some = ok.any()
+    target = torch.where(some, slots[source], 0)
+    value = torch.where(some, new[source], pool[:1])
+    pool.index_copy_(0, target, value)

@@ -1,0 +1,214 @@
+"""Checks of the arguments of ``verify`` and ``commit``: straight-line code, messages built only when a check fails.
+
+Every check reads host metadata. Index values are read by :mod:`bole_runtime.validate_values`, for CPU tensors or on
+request.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NoReturn, TypeVar
+
+import torch
+
+from bole_runtime.families import RecurrenceSpec
+from bole_runtime.families.spec import DATA_DTYPES
+from bole_runtime.tree import TreeBatch
+
+PRECISIONS = ("fast", "lossless")
+_T = TypeVar("_T")
+INDEX_DTYPES = (torch.int32, torch.int64)
+
+
+def not_a(name: str, value: object, expected: str) -> NoReturn:
+    """Raise the TypeError for an argument of a wrong Python type."""
+    raise TypeError(f"{name}: expected {expected}, got {type(value).__name__}")
+
+
+def as_tuple(name: str, value: Sequence[_T], one: str) -> tuple[_T, ...]:
+    """Return a list or tuple of layers as a tuple.
+
+    Raises:
+        TypeError: neither a list nor a tuple.
+    """
+    if not isinstance(value, (list, tuple)):
+        not_a(name, value, f"{one}, or a list or tuple with one a layer")
+    return tuple(value)
+
+
+def wrong_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], meaning: str) -> NoReturn:
+    """Raise the ValueError for a wrong shape."""
+    raise ValueError(f"{name}: expected shape {tuple(expected)} ({meaning}), got {tuple(tensor.shape)}")
+
+
+def check_tensor(name: str, tensor: object, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
+    """Return ``tensor`` if it is a tensor of an allowed dtype on ``device``.
+
+    Raises:
+        TypeError: not a tensor, or a dtype outside ``dtypes``.
+        ValueError: on another device.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        not_a(name, tensor, "a torch.Tensor")
+    if tensor.dtype not in dtypes:
+        allowed = ", ".join(str(d) for d in dtypes)
+        raise TypeError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: {allowed}")
+    if tensor.device != device:
+        raise ValueError(f"{name}: on {tensor.device}, but the tree is on {device}; all tensors must share a device")
+    return tensor
+
+
+def check_last_stride(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose last dimension is not contiguous.
+
+    Raises:
+        ValueError: the last stride is not 1.
+    """
+    stride = tensor.stride()[-1]
+    if stride != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name}: the last dimension must be contiguous (stride 1), got stride {stride}")
+
+
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch, backend: str) -> None:
+    """Check q, k and v against each other and against the capacity of the tree.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device, shape, head count or stride.
+    """
+    device = tree.device
+    check_tensor("q", q, device, DATA_DTYPES)
+    dtype = q.dtype
+    check_tensor("k", k, device, (dtype,))
+    check_tensor("v", v, device, (dtype,))
+    if dtype is torch.float64 and backend == "triton":
+        raise TypeError("q: dtype torch.float64 is served by the torch and reference backends only")
+    qs, vs = q.shape, v.shape
+    packed = tree.is_packed
+    dims = 3 if packed else 4
+    if len(qs) != dims:
+        layout = "packed [T, HK, dk]" if packed else "dense [B, N, HK, dk]"
+        raise ValueError(f"q: expected {layout} because the tree is {layout.split()[0]}, got shape {tuple(qs)}")
+    lead = (tree.max_total,) if packed else (tree.max_batch, tree.max_nodes)
+    if qs[:-2] != lead:
+        wrong_shape("q", q, (*lead, *qs[-2:]), "the capacity of the tree, then HK, dk")
+    if k.shape != qs:
+        wrong_shape("k", k, qs, "the shape of q")
+    if len(vs) != dims or vs[:-2] != lead:
+        wrong_shape("v", v, (*lead, *vs[-2:]), "the capacity of the tree, then HV, dv")
+    key_heads, dk = qs[-2:]
+    if dk == 0 or key_heads == 0:
+        raise ValueError(f"q: HK and dk must be at least 1, got shape {tuple(qs)}")
+    if vs[-1] == 0 or vs[-2] == 0 or vs[-2] % key_heads:
+        raise ValueError(
+            f"v: HV = {vs[-2]} must be a positive multiple of HK = {key_heads}, and dv = {vs[-1]} at least 1"
+        )
+    check_last_stride("q", q)
+    check_last_stride("k", k)
+    check_last_stride("v", v)
+
+
+def check_state(
+    name: str, state: torch.Tensor, device: torch.device, heads: int, dv: int, dk: int, backend: str
+) -> None:
+    """Check a state pool.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device, shape or stride.
+    """
+    check_tensor(name, state, device, DATA_DTYPES)
+    shape = state.shape
+    if len(shape) != 4 or shape[1:] != (heads, dv, dk):
+        slots = shape[0] if shape else 0
+        wrong_shape(name, state, (slots, heads, dv, dk), "slots, HV, dv, dk; a [dk, dv] state must be transposed first")
+    if state.stride()[-1] != 1 and dk > 1:
+        raise ValueError(f"{name}: dk, the last dimension, must be contiguous (stride 1), got strides {state.stride()}")
+    if state.dtype is torch.float64 and backend == "triton":
+        raise TypeError(f"{name}: dtype torch.float64 is served by the torch and reference backends only")
+
+
+def check_index(name: str, index: torch.Tensor, device: torch.device, batch: int) -> torch.Tensor:
+    """Check slots or accepted nodes, and return them contiguous.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device or shape.
+    """
+    check_tensor(name, index, device, INDEX_DTYPES)
+    if index.shape != (batch,):
+        wrong_shape(name, index, (batch,), "one entry a request of the tree")
+    return index if index.is_contiguous() else index.contiguous()
+
+
+def gate_mode_of(spec: RecurrenceSpec, gates: Mapping[str, object]) -> str:
+    """Return the gate mode that the names in ``gates`` belong to.
+
+    Raises:
+        TypeError: ``gates`` is not a mapping.
+        ValueError: a name is missing or unexpected.
+    """
+    if not isinstance(gates, Mapping):
+        not_a("gates", gates, "a mapping from gate names to tensors")
+    for mode in spec.modes:
+        if spec.required[mode] <= gates.keys() <= spec.allowed[mode]:
+            return mode
+    modes = "; ".join(f"{m}: {', '.join(i.name for i in spec.gates(m))}" for m in spec.modes)
+    best = max(spec.modes, key=lambda m: len(spec.allowed[m] & gates.keys()))
+    missing = sorted(spec.required[best] - gates.keys())
+    unexpected = sorted(str(n) for n in gates.keys() - spec.allowed[best])
+    faults = [
+        f"{word} {', '.join(names)}" for word, names in (("missing", missing), ("unexpected", unexpected)) if names
+    ]
+    raise ValueError(f"gates: {' and '.join(faults)} for mode {best!r} of {spec.name!r}; allowed are {modes}")
+
+
+def check_gates(
+    spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor | float], lead: tuple[int, ...], heads: int,
+    device: torch.device, prefix: str = "gates",
+) -> tuple[dict[str, torch.Tensor], float]:  # fmt: skip
+    """Check the gates of a mode and return the tensors among them, and beta_scale.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device, shape or stride.
+    """
+    tensors: dict[str, torch.Tensor] = {}
+    expected = (*lead, heads)
+    for i in spec.node_gates(mode):
+        t = gates[i.name]
+        if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
+            check_tensor(f"{prefix}[{i.name!r}]", t, device, i.dtypes)
+        assert isinstance(t, torch.Tensor)
+        if t.shape != expected:
+            wrong_shape(f"{prefix}[{i.name!r}]", t, expected, "one value a node and value head")
+        if t.stride()[-1] != 1 and heads > 1:
+            check_last_stride(f"{prefix}[{i.name!r}]", t)
+        tensors[i.name] = t
+    if prefix != "gates":
+        return tensors, 1.0
+    for i in spec.parameters(mode):
+        t = check_tensor(f"gates[{i.name!r}]", gates[i.name], device, i.dtypes)
+        if t.shape != (heads,):
+            wrong_shape(f"gates[{i.name!r}]", t, (heads,), "one value a value head")
+        check_last_stride(f"gates[{i.name!r}]", t)
+        tensors[i.name] = t
+    option = 1.0
+    for i in spec.options(mode):
+        option = check_number(f"gates[{i.name!r}]", gates.get(i.name, i.default))
+    return tensors, option
+
+
+def check_number(name: str, value: object) -> float:
+    """Return a finite float.
+
+    Raises:
+        TypeError: not an int or float.
+        ValueError: not finite.
+    """
+    if isinstance(value, bool) or not isinstance(value, (int, float)):
+        not_a(name, value, "a Python float")
+    number = float(value)
+    if number - number != 0.0:
+        raise ValueError(f"{name}: {number} is not finite")
+    return number
