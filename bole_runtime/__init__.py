@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from bole_runtime.tree import TreeBatch
     from bole_runtime.warmup import warmup
 
-# Imported at first use: `import bole_runtime` stays light, and nothing of Triton loads on a machine that never launches.
+# Imported at first use: `import bole_runtime` stays light, and Triton loads only where something is launched.
 _EXPORTS = {
     "Config": "bole_runtime.kernels.space",
     "Factors": "bole_runtime.factors",

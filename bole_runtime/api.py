@@ -92,13 +92,11 @@ def verify(
     spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
     device = tree.device
     backend = get_backend(device)
-    check.check_qkv(q, k, v, tree, backend.name)
-    shape = v.shape
-    heads, dv, dk = shape[-2], shape[-1], q.shape[-1]
+    heads, dv, dk = check.check_qkv(q, k, v, tree, backend.name)
     check.check_state("state", state, device, heads, dv, dk, backend.name)
     slots = check.check_index("slots", slots, device, tree.max_batch)
     mode = check.gate_mode_of(spec, gates)
-    tensors, beta_scale = check.check_gates(spec, mode, gates, shape[:-2], heads, device)
+    tensors, beta_scale = check.check_gates(spec, mode, gates, tree.lead, heads, device)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
     scale = spec.default_scale(dk) if scale is None else check.check_number("scale", scale)
@@ -118,7 +116,7 @@ def verify(
         if workspace.device != device:
             raise ValueError(f"workspace: on {workspace.device}, but the tree is on {device}")
     if out is None:
-        out = torch.empty(shape, dtype=out_dtype or v.dtype, device=device)
+        out = torch.empty((*tree.lead, heads, dv), dtype=out_dtype or v.dtype, device=device)
     else:
         named = (("q", q), ("k", k), ("v", v), ("state", state), *tensors.items())
         if factors is not None:

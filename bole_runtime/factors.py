@@ -106,7 +106,7 @@ class Factors:
         spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
         if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
             raise ValueError(f"value_heads: {value_heads} is not a positive multiple of key_heads = {key_heads}")
-        lead = (tree.max_total,) if tree.is_packed else (tree.max_batch, tree.max_nodes)
+        lead = tree.lead
         device = tree.device if device is None else torch.device(device)
         gate_dtype = torch.float64 if dtype is torch.float64 else torch.float32
         return cls(

@@ -69,43 +69,51 @@ def check_last_stride(name: str, tensor: torch.Tensor) -> None:
         raise ValueError(f"{name}: the last dimension must be contiguous (stride 1), got stride {stride}")
 
 
-def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch, backend: str) -> None:
-    """Check q, k and v against each other and against the capacity of the tree.
+def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch, backend: str) -> tuple[int, int, int]:
+    """Check q, k and v against each other and against the capacity of the tree; return HV, dv and dk.
 
     Raises:
         TypeError: a wrong type or dtype.
         ValueError: a wrong device, shape, head count or stride.
     """
-    device = tree.device
-    check_tensor("q", q, device, DATA_DTYPES)
-    dtype = q.dtype
-    check_tensor("k", k, device, (dtype,))
-    check_tensor("v", v, device, (dtype,))
-    if dtype is torch.float64 and backend == "triton":
+    device, lead = tree.device, tree.lead
+    # One test for the usual case; the calls below it find out what is wrong.
+    if not (
+        isinstance(q, torch.Tensor)
+        and isinstance(k, torch.Tensor)
+        and isinstance(v, torch.Tensor)
+        and q.dtype in DATA_DTYPES
+        and k.dtype is q.dtype is v.dtype
+        and q.device == device == k.device
+        and v.device == device
+    ):
+        check_tensor("q", q, device, DATA_DTYPES)
+        check_tensor("k", k, device, (q.dtype,))
+        check_tensor("v", v, device, (q.dtype,))
+    if q.dtype is torch.float64 and backend == "triton":
         raise TypeError("q: dtype torch.float64 is served by the torch and reference backends only")
     qs, vs = q.shape, v.shape
-    packed = tree.is_packed
-    dims = 3 if packed else 4
+    dims = len(lead) + 2
     if len(qs) != dims:
-        layout = "packed [T, HK, dk]" if packed else "dense [B, N, HK, dk]"
+        layout = "packed [T, HK, dk]" if dims == 3 else "dense [B, N, HK, dk]"
         raise ValueError(f"q: expected {layout} because the tree is {layout.split()[0]}, got shape {tuple(qs)}")
-    lead = (tree.max_total,) if packed else (tree.max_batch, tree.max_nodes)
-    if qs[:-2] != lead:
-        wrong_shape("q", q, (*lead, *qs[-2:]), "the capacity of the tree, then HK, dk")
+    key_heads, dk = qs[-2], qs[-1]
+    if qs != (*lead, key_heads, dk):
+        wrong_shape("q", q, (*lead, key_heads, dk), "the capacity of the tree, then HK, dk")
     if k.shape != qs:
         wrong_shape("k", k, qs, "the shape of q")
-    if len(vs) != dims or vs[:-2] != lead:
+    if len(vs) != dims or vs != (*lead, vs[-2], vs[-1]):
         wrong_shape("v", v, (*lead, *vs[-2:]), "the capacity of the tree, then HV, dv")
-    key_heads, dk = qs[-2:]
+    heads, dv = vs[-2], vs[-1]
     if dk == 0 or key_heads == 0:
         raise ValueError(f"q: HK and dk must be at least 1, got shape {tuple(qs)}")
-    if vs[-1] == 0 or vs[-2] == 0 or vs[-2] % key_heads:
-        raise ValueError(
-            f"v: HV = {vs[-2]} must be a positive multiple of HK = {key_heads}, and dv = {vs[-1]} at least 1"
-        )
-    check_last_stride("q", q)
-    check_last_stride("k", k)
-    check_last_stride("v", v)
+    if dv == 0 or heads == 0 or heads % key_heads:
+        raise ValueError(f"v: HV = {heads} must be a positive multiple of HK = {key_heads}, and dv = {dv} at least 1")
+    if not (q.stride()[-1] == k.stride()[-1] == v.stride()[-1] == 1):
+        check_last_stride("q", q)
+        check_last_stride("k", k)
+        check_last_stride("v", v)
+    return heads, dv, dk
 
 
 def check_state(
@@ -119,8 +127,8 @@ def check_state(
     """
     check_tensor(name, state, device, DATA_DTYPES)
     shape = state.shape
-    if len(shape) != 4 or shape[1:] != (heads, dv, dk):
-        slots = shape[0] if shape else 0
+    slots = shape[0] if shape else 0
+    if shape != (slots, heads, dv, dk):
         wrong_shape(name, state, (slots, heads, dv, dk), "slots, HV, dv, dk; a [dk, dv] state must be transposed first")
     if state.stride()[-1] != 1 and dk > 1:
         raise ValueError(f"{name}: dk, the last dimension, must be contiguous (stride 1), got strides {state.stride()}")

@@ -40,11 +40,12 @@ class TreeBatch:
         max_depth: largest number of strict ancestors of a node.
         device: device of the tensors.
         is_packed: whether ``offsets`` is in use.
+        lead: shape of the rows, (max_batch, max_nodes) or packed (max_total,).
     """
 
     __slots__ = (
-        "_validate", "ancestors", "depths", "device", "is_packed", "max_batch", "max_depth", "max_nodes", "max_total",
-        "offsets", "parents", "status",
+        "_validate", "ancestors", "depths", "device", "is_packed", "lead", "max_batch", "max_depth", "max_nodes",
+        "max_total", "offsets", "parents", "status",
     )  # fmt: skip
 
     def __init__(
@@ -81,7 +82,8 @@ class TreeBatch:
         self.status = torch.zeros(1, dtype=torch.int32, device=device)
         self.device = self.status.device
         self._validate = self.device.type == "cpu" if validate is None else validate
-        rows = (total,) if self.is_packed else (max_batch, max_nodes)
+        rows: tuple[int, ...] = (total,) if self.is_packed else (max_batch, max_nodes)
+        self.lead = rows
         self.parents = torch.full(rows, PADDING, dtype=torch.int32, device=device)
         self.depths = torch.full(rows, -1, dtype=torch.int32, device=device)
         self.ancestors = torch.zeros(*rows, words_of(max_nodes), dtype=torch.int32, device=device)
