@@ -52,10 +52,9 @@ def fail(text: str) -> None:
     sys.exit(f"[dev] {text}")
 
 
-def fingerprint(base: dict | None) -> str:
-    """Return a hash of all that the environment depends on."""
-    parts = [sys.version, str(ROOT), json.dumps(base)]
-    parts += [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "setup.py", *CONSTRAINTS)]
+def fingerprint() -> str:
+    """Return a hash of the files that say what to install."""
+    parts = [(ROOT / name).read_text(encoding="utf-8") for name in ("pyproject.toml", "setup.py", *CONSTRAINTS)]
     return hashlib.sha256("\0".join(parts).encode()).hexdigest()
 
 
@@ -102,6 +101,8 @@ def create_venv(base: dict | None) -> None:
         site_dir = next((VENV / "lib").glob("python*")) / "site-packages"
         lines = [f"import site; site.addsitedir({path!r})" for path in base["paths"]]
         (site_dir / "bole_base_python.pth").write_text("\n".join(lines) + "\n", encoding="utf-8")
+        # The old setuptools that venv brings (Python 3.10, 3.11) would hide the base's.
+        subprocess.run([str(PYTHON), "-m", "pip", "uninstall", "--quiet", "--yes", "setuptools"], cwd=ROOT)
 
 
 def install(extra: str, base: dict | None) -> None:
@@ -132,14 +133,15 @@ def setup(extra: str) -> None:
         fail(f"Python 3.10 or later is needed, this is {sys.version.split()[0]}")
     stamp = read_stamp()
     # The base torch is probed once: a probe imports torch, and a second run should start at once.
-    base = stamp["base"] if "base" in stamp else base_torch()
-    if stamp.get("fingerprint") != fingerprint(base):
+    if (stamp.get("python"), stamp.get("root")) != (sys.version, str(ROOT)):
         base = base_torch()
         create_venv(base)
-        stamp = {"fingerprint": fingerprint(base), "base": base, "extras": []}
+        stamp = {"python": sys.version, "root": str(ROOT), "base": base}
+    if stamp.get("fingerprint") != fingerprint():
+        stamp = {**stamp, "fingerprint": fingerprint(), "extras": []}
     wanted = {"": {""}, "test": {"", "test"}, "dev": {"", "test", "dev"}}[extra]
     if not wanted <= set(stamp["extras"]):
-        install(extra, base)
+        install(extra, stamp["base"])
         stamp["extras"] = sorted(wanted | set(stamp["extras"]))
         STAMP.write_text(json.dumps(stamp), encoding="utf-8")
 
@@ -153,8 +155,8 @@ def run(*command: str) -> int:
 
 def lint() -> list[str]:
     """Run every checker; return those that complain."""
-    checks = {"ruff": ("ruff", "check"), "ruff format": ("ruff", "format", "--check"), "mypy": ("mypy",)}
-    return [name for name, command in checks.items() if run(*command) != 0]
+    checks = {"ruff check": ("ruff", "check"), "ruff format": ("ruff", "format", "--check"), "mypy": ("mypy",)}
+    return [name for name, command in checks.items() if run("python", "-m", *command) != 0]
 
 
 def test(arguments: list[str]) -> int:
