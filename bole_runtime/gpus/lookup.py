@@ -98,5 +98,5 @@ def explain_device_name(device_name: str) -> str:
 
 
 def table_keys(record: GpuRecord) -> tuple[str, ...]:
-    """Return the table folders to look in for a GPU: its own first, then the declared stand-in."""
-    return (record.key, record.tables_from) if record.tables_from else (record.key,)
+    """Return the table folders to look in for a GPU: its own first, then the declared stand-ins."""
+    return (record.key, *record.tables_from)

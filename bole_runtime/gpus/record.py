@@ -21,7 +21,7 @@ class GpuRecord:
         status: ``supported``, or ``unsupported`` for a named gap.
         device_names: the exact names torch reports for this product.
         aliases: other words a user may give for it (``h100-sxm``); see :func:`bole_runtime.gpus.get`.
-        tables_from: key of the same-architecture GPU whose tables stand in while this one has none; empty if none does.
+        tables_from: keys of same-architecture GPUs whose tables stand in while this one has none, nearest first.
         compute_capability: CUDA compute capability; None for a GPU that has none.
         sms: streaming multiprocessors (compute units on AMD).
         smem_per_block: shared memory one thread block may opt in to, bytes.
@@ -41,7 +41,7 @@ class GpuRecord:
     status: str
     device_names: tuple[str, ...]
     aliases: tuple[str, ...]
-    tables_from: str
+    tables_from: tuple[str, ...]
     compute_capability: tuple[int, int] | None
     sms: int
     smem_per_block: int

@@ -31,7 +31,7 @@ where = pathlib.Path(sys.argv[1])
 for module in (bole_codegen, bole_runtime, bole_templates, bole_tuned):
     assert where in pathlib.Path(module.__file__).parents, module.__file__
 assert bole_codegen.presets.get_preset("qwen3.5-9b").hk == 16
-assert bole_runtime.gpus.get("h100").tables_from == "h200"
+assert bole_runtime.gpus.get("h100").tables_from == ("h200",)
 assert any(p.name.endswith(".jinja") for p in resources.files("bole_templates").iterdir())
 for bare in ("codegen", "templates", "tuned"):
     try:
