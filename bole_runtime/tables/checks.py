@@ -26,12 +26,9 @@ _DIGEST = re.compile(r"\A[0-9a-f]{64}\Z")
 
 
 def cache_dir() -> Path:
-    """Return the user's cache folder: ``BOLE_CACHE_DIR``, else ``$XDG_CACHE_HOME/bole``, else ``~/.cache/bole``."""
+    """Return the user's cache folder: ``BOLE_CACHE_DIR``, else ``~/.cache/bole``."""
     own = os.environ.get("BOLE_CACHE_DIR")
-    if own:
-        return Path(own)
-    base = os.environ.get("XDG_CACHE_HOME")
-    return (Path(base) if base else Path.home() / ".cache") / "bole"
+    return Path(own) if own else Path.home() / ".cache" / "bole"
 
 
 def minor(version: str) -> str:

@@ -22,6 +22,7 @@ MAX_ENTRIES = 20_000
 Word = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,63}\Z")]
 GpuKey = Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
 Param = Annotated[str, Meta(pattern=r"\A[A-Za-z][A-Za-z0-9_]{0,63}\Z")]
+KernelName = Annotated[str, Meta(pattern=r"\A[a-z][a-z0-9_]{0,199}\Z")]
 Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
 Line = Annotated[str, Meta(max_length=400, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
@@ -39,7 +40,7 @@ DType = Literal["bf16", "fp16", "fp32"]
 class KernelRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """One kernel of an entry: its readable name and the hash of its comment-stripped text."""
 
-    name: Param
+    name: KernelName
     text_hash: Hash
 
 

@@ -1,0 +1,284 @@
+"""One small launch with its fp64 result: what a candidate has to agree with before its time counts.
+
+The launch holds what goes wrong in practice: a node count that is no power of two, padding nodes, a padding row full
+of NaN, unused slots full of NaN, guard regions around everything that is written, a second run that must give the
+same bits.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from bole_codegen.measure import make_parents, make_verify_inputs, poison_, relative_error
+from bole_codegen.search.results import CandidateError
+from bole_runtime import Config, Factors, PendingChain, TreeBatch, commit, get_family, set_backend, verify
+from bole_runtime.kernels.problem import Problem
+
+#: Largest relative error of an output by precision profile.
+VERIFY_BOUND = {"lossless": 5e-6, "fast": 3e-3}
+#: Largest relative error of a committed state by precision profile, before the rounding of the state's own type.
+COMMIT_BOUND = {"lossless": 1e-6, "fast": 3e-3}
+STATE_ROUNDING = {"fp32": 0.0, "bf16": 4e-3, "fp16": 5e-4}
+GUARD = 4096
+_BATCH = 4
+_SLOTS = (3, -1, 0, 5)
+_POOL = 7
+
+
+def bound(problem: Problem) -> float:
+    """Return the largest relative error a candidate may have."""
+    if problem.op == "verify":
+        return VERIFY_BOUND[problem.precision]
+    return COMMIT_BOUND[problem.precision] + STATE_ROUNDING[problem.state_dtype]
+
+
+def bits(tensor: Tensor) -> Tensor:
+    """Return a tensor's bits as integers, so that NaN equals itself."""
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.element_size()]
+    return tensor.contiguous().view(kind)
+
+
+@dataclass
+class Guarded:
+    """A tensor in the middle of a larger one whose borders must not change."""
+
+    whole: Tensor
+    inner: Tensor
+    before: Tensor
+
+    @classmethod
+    def like(cls, tensor: Tensor) -> Guarded:
+        """Copy a tensor into the middle of a guarded one."""
+        size = tensor.numel()
+        whole = torch.full((size + 2 * GUARD,), 12345.0, dtype=tensor.dtype, device=tensor.device)
+        inner = whole[GUARD : GUARD + size].view(tensor.shape)
+        inner.copy_(tensor)
+        return cls(whole, inner, bits(whole[:GUARD]).clone())
+
+    def intact(self) -> bool:
+        """Return whether both borders are as they were."""
+        return bool(
+            (bits(self.whole[:GUARD]) == self.before).all() and (bits(self.whole[-GUARD:]) == self.before).all()
+        )
+
+
+@dataclass
+class Operands:
+    """Arguments of one call, without the output."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: dict[str, Any]
+    state: Tensor
+    slots: Tensor
+    tree: TreeBatch
+    pending: PendingChain | None
+
+    def double(self) -> Operands:
+        """Return the same values in fp64."""
+        pending = self.pending
+        if pending is not None:
+            pending = PendingChain(
+                pending.k.double(),
+                pending.v.double(),
+                {n: g.double() for n, g in pending.gates.items()},
+                pending.length,
+                pending.start,
+            )
+        gates = {n: g.double() if isinstance(g, Tensor) else g for n, g in self.gates.items()}
+        return Operands(
+            self.q.double(),
+            self.k.double(),
+            self.v.double(),
+            gates,
+            self.state.double(),
+            self.slots,
+            self.tree,
+            pending,
+        )
+
+    def verify(self, problem: Problem, out: Tensor | None, config: Config | None) -> tuple[Tensor, Factors]:
+        """Call ``verify`` on these operands."""
+        return verify(
+            self.q,
+            self.k,
+            self.v,
+            gates=self.gates,
+            state=self.state,
+            slots=self.slots,
+            tree=self.tree,
+            recurrence=problem.family,
+            precision=problem.precision,
+            out=out,
+            pending=self.pending,
+            variant=config,
+            validate=False,
+        )
+
+
+def on_torch(call: Callable[[], Any]) -> Any:
+    """Run a call on the torch backend."""
+    set_backend("torch")
+    try:
+        return call()
+    finally:
+        set_backend(None)
+
+
+def make_pending(problem: Problem, hk: int, hv: int, slots: int, like: Tensor, seed: int, full: bool) -> PendingChain:
+    """Draw a pending chain of the bucket's capacity; every ring full, or of random lengths from 0."""
+    generator = torch.Generator(device=like.device).manual_seed(seed)
+    cap = problem.pending
+
+    def normal(*shape: int) -> Tensor:
+        return torch.randn(shape, generator=generator, device=like.device)
+
+    names = [i.name for i in get_family(problem.family).node_gates(problem.gate_mode)]
+    gates = {n: normal(slots, cap, hv) for n in names}
+    for name, tensor in gates.items():
+        if name == "g":
+            tensor.abs_().neg_()
+        elif name == "beta":
+            tensor.sigmoid_()
+        elif problem.gate_mode == "raw":
+            gates[name] = tensor.to(like.dtype)
+
+    def integers(low: int, high: int) -> Tensor:
+        return torch.randint(low, high, (slots,), generator=generator, device=like.device, dtype=torch.int32)
+
+    length = torch.full((slots,), cap, dtype=torch.int32, device=like.device) if full else integers(0, cap + 1)
+    return PendingChain(
+        k=normal(slots, cap, hk, problem.dk).to(like.dtype),
+        v=normal(slots, cap, hv, problem.dv).to(like.dtype),
+        gates=gates,
+        length=length,
+        start=integers(0, cap),
+    )
+
+
+def small_operands(problem: Problem, device: torch.device | str, seed: int) -> Operands:
+    """Draw the operands of a check."""
+    hk = 2
+    hv = hk * problem.group
+    nodes = problem.nodes - 3 if problem.nodes >= 16 else problem.nodes
+    inputs = make_verify_inputs(problem, hk, hv, _BATCH, nodes, "ragged", 1, seed, device, extra_slots=_POOL - _BATCH)
+    layer = inputs.layers[0]
+    parents = torch.from_numpy(make_parents("ragged", _BATCH, nodes, seed)).to(device)
+    parents[0] = torch.arange(-1, nodes - 1)  # One chain: the deepest tree there is.
+    parents[3, nodes - 2 :] = -2
+    state, slots = layer.state, torch.tensor(_SLOTS, dtype=torch.int32, device=device)
+    used = [s for s in _SLOTS if s >= 0]
+    state[[s for s in range(_POOL) if s not in used]] = math.nan
+    gates = dict(layer.gates(problem.gate_mode))
+    for tensor in (layer.q, layer.k, layer.v, *(g for g in gates.values() if g.dim() > 1)):
+        tensor[1] = math.nan
+        tensor[3, nodes - 2 :] = math.nan
+    pending = make_pending(problem, hk, hv, _POOL, layer.q, seed + 1, full=False) if problem.pending else None
+    tree = TreeBatch.from_parents(parents.to(torch.int32), validate=False)
+    return Operands(layer.q, layer.k, layer.v, gates, state, slots, tree, pending)
+
+
+class CheckCase:
+    """A check of one class of kernels: inputs drawn once, the reference computed once.
+
+    Args:
+        problem: decides geometry, element types, gate mode, node and pending buckets.
+        device: where candidates run.
+        seed: every seed gives other inputs.
+    """
+
+    def __init__(self, problem: Problem, device: torch.device | str, seed: int) -> None:
+        self.problem = problem
+        self.operands = small_operands(problem, device, seed)
+        wide = self.operands.double()
+        slots = self.operands.slots
+        if problem.op == "verify":
+            self.reference: Tensor = on_torch(lambda: wide.verify(problem, None, None))[0]
+            return
+        depths = self.operands.tree.depths.cpu()
+        deepest = int(depths[0].argmax())
+        self.accepted = torch.tensor([deepest, 0, -1, 2], dtype=torch.int32, device=slots.device)
+        self.reference = wide.state.clone()
+
+        def fold() -> None:
+            _, factors = wide.verify(problem, None, None)
+            commit(self.reference, slots, factors, self.accepted, precision=problem.precision, validate=False)
+
+        on_torch(fold)
+        self.factors: Factors = on_torch(lambda: self.operands.verify(problem, None, None))[1]
+
+    def run(self, config: Config | None) -> float:
+        """Run a candidate and return its relative error.
+
+        Raises:
+            CandidateError: it is wrong, leaves elements unwritten, writes elsewhere, or differs from run to run.
+        """
+        return self._verify(config) if self.problem.op == "verify" else self._commit(config)
+
+    def _judge(self, got: Tensor, want: Tensor) -> float:
+        if bool(torch.isnan(got).any()):
+            raise CandidateError("nan", f"{int(torch.isnan(got).sum())} of {got.numel()} elements are NaN or unwritten")
+        error = relative_error(got, want)
+        limit = bound(self.problem)
+        if not error <= limit:
+            raise CandidateError("wrong", f"relative error {error:.3g} is above {limit:.3g}")
+        return error
+
+    def _verify(self, config: Config | None) -> float:
+        ops = self.operands
+        state = bits(ops.state).clone()
+        blank = torch.empty(self.reference.shape, dtype=torch.float32, device=self.reference.device)
+        runs = []
+        for _ in range(2):
+            out = Guarded.like(poison_(blank))
+            ops.verify(self.problem, out.inner, config)
+            if not out.intact():
+                raise CandidateError("bounds", "wrote outside the output")
+            if not bool((bits(ops.state) == state).all()):
+                raise CandidateError("bounds", "wrote to the state pool")
+            runs.append(out.inner)
+        error = self._judge(runs[0], self.reference)
+        if not bool((bits(runs[0]) == bits(runs[1])).all()):
+            raise CandidateError("races", "two runs on the same inputs gave different bits")
+        return error
+
+    def _commit(self, config: Config | None) -> float:
+        ops = self.operands
+        changed = torch.zeros(ops.state.shape[0], dtype=torch.bool)
+        changed[[s for s, a in zip(ops.slots.tolist(), self.accepted.tolist(), strict=True) if s >= 0 and a >= 0]] = (
+            True
+        )
+        changed = changed.to(ops.state.device)
+        before = bits(ops.state)
+        error = 0.0
+        runs = []
+        # One layer, two layers in one launch, and once more.
+        for layers in (1, 2, 1):
+            pools = [Guarded.like(ops.state) for _ in range(layers)]
+            inner = [p.inner for p in pools]
+            commit(
+                inner[0] if layers == 1 else inner,
+                ops.slots,
+                self.factors if layers == 1 else [self.factors] * layers,
+                self.accepted,
+                precision=self.problem.precision,
+                variant=config,
+                validate=False,
+            )
+            for pool in pools:
+                if not pool.intact():
+                    raise CandidateError("bounds", "wrote outside the state pool")
+                if not bool((bits(pool.inner)[~changed] == before[~changed]).all()):
+                    raise CandidateError("bounds", "wrote to a slot that is not committed")
+                error = max(error, self._judge(pool.inner[changed], self.reference[changed]))
+            runs.append(inner[0])
+        if not bool((bits(runs[0]) == bits(runs[2])).all()):
+            raise CandidateError("races", "two runs on the same inputs gave different bits")
+        return error

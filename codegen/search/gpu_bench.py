@@ -1,0 +1,164 @@
+"""What runs candidates on the GPU, inside a worker process: checks, quick times, final times."""
+
+from __future__ import annotations
+
+import time
+from collections import OrderedDict
+from collections.abc import Sequence
+from contextlib import ExitStack
+
+import torch
+
+from bole_codegen.measure import CaptureError, Timing, capture_layers, copy_bandwidth, time_interleaved, time_launches
+from bole_codegen.search.bucket_inputs import BucketInputs, layer_count, open_bucket
+from bole_codegen.search.case import CheckCase
+from bole_codegen.search.results import CandidateError, Failed, Screened, Timed
+from bole_codegen.search.targets import Target
+from bole_runtime import Config
+from bole_runtime.kernels.problem import Problem
+
+#: Buckets whose inputs stay on the device.
+KEEP_OPEN = 4
+#: Checks whose inputs stay on the device.
+KEEP_CASES = 8
+_COMPILE_ERRORS = {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "PTXASError"}
+
+
+def classify(error: BaseException) -> CandidateError:
+    """Return what an exception of a candidate means. Asks the device whether it still works."""
+    chain: list[BaseException] = []
+    seen: BaseException | None = error
+    while seen is not None and len(chain) < 8:
+        chain.append(seen)
+        seen = seen.__cause__ or seen.__context__
+    lines = [(type(e).__name__, str(e).strip().splitlines()) for e in chain]
+    text = "; ".join(f"{name}: {line[-1]}" if line else name for name, line in lines)
+    names = {name for name, _ in lines}
+    poisoned = False
+    try:
+        torch.cuda.synchronize()
+    except Exception:
+        poisoned = True
+    if isinstance(error, CandidateError):
+        return CandidateError(error.kind, error.message, error.fatal or poisoned)
+    if poisoned or "illegal memory access" in text or "misaligned address" in text:
+        return CandidateError("illegal", text, fatal=True)
+    if "OutOfResources" in names:
+        return CandidateError("resources", text)
+    if names & _COMPILE_ERRORS or "PassManager" in text or "ptxas" in text:
+        return CandidateError("compile", text)
+    return CandidateError("error", text)
+
+
+class GpuBench:
+    """Checks and times candidates on one CUDA device.
+
+    Args:
+        device: index.
+        seed: of all inputs.
+        l2_bytes: L2 capacity, for the number of layers.
+        memory_share: part of the free memory that one bucket's inputs may take.
+    """
+
+    def __init__(self, device: int, seed: int, l2_bytes: int, memory_share: float = 0.6) -> None:
+        if not torch.cuda.is_available():
+            raise RuntimeError("no CUDA device is available")
+        torch.cuda.set_device(device)
+        torch.cuda.synchronize()
+        self._device = f"cuda:{device}"
+        self._seed = seed
+        self._l2 = l2_bytes
+        self._share = memory_share
+        self._cases: OrderedDict[Problem, CheckCase] = OrderedDict()
+        self._buckets: OrderedDict[Target, BucketInputs] = OrderedDict()
+
+    def bandwidth(self) -> float:
+        """Measure the copy bandwidth, 1e9 bytes a second."""
+        return copy_bandwidth(device=self._device)
+
+    def screen(self, problem: Problem, config: Config) -> Screened:
+        """Compile a candidate and check it against the reference.
+
+        Raises:
+            CandidateError: it does not count; see ``results.KINDS``.
+        """
+        started = time.perf_counter()
+        if problem not in self._cases:
+            self._cases[problem] = CheckCase(problem, self._device, self._seed)
+            while len(self._cases) > KEEP_CASES:
+                self._cases.popitem(last=False)
+        try:
+            error = self._cases[problem].run(config)
+            torch.cuda.synchronize()
+        except Exception as found:
+            raise classify(found) from found
+        return Screened(error, seconds=time.perf_counter() - started)
+
+    def quick(self, target: Target, config: Config) -> Timed:
+        """Time a candidate with few replays.
+
+        Raises:
+            CandidateError: it cannot run in this bucket.
+        """
+        make, nodes, layers = self._open(target).launches(config)
+        try:
+            return _timed(time_launches(make, nodes, replays=7, warmup=1, warmup_ms=1.0), layers)
+        except CaptureError as error:
+            raise classify(error) from error
+
+    def finals(self, target: Target, configs: Sequence[Config], replays: int) -> list[Timed | Failed]:
+        """Check finalists at full size, then time them in one run, one replay of each in turn.
+
+        Returns:
+            For each configuration its time, or why it does not count.
+
+        Raises:
+            CandidateError: one of them broke the device; nothing was timed.
+        """
+        opened = self._open(target)
+        results: list[Timed | Failed] = []
+        layers = 1
+        with ExitStack() as stack:
+            graphs = {}
+            for i, config in enumerate(configs):
+                try:
+                    opened.spot_check(config)
+                    make, nodes, layers = opened.launches(config)
+                    graphs[str(i)] = stack.enter_context(capture_layers(make, nodes, 1))
+                    results.append(Timed(0.0, 0.0))
+                except Exception as error:
+                    found = classify(error)
+                    if found.fatal:
+                        raise CandidateError(found.kind, f"{config}: {found.message}", fatal=True) from error
+                    results.append(Failed(found.kind, found.message))
+            times = time_interleaved(graphs, replays) if graphs else {}
+        for name, timing in times.items():
+            results[int(name)] = _timed(timing, layers)
+        return results
+
+    def floor_bytes(self, target: Target) -> int:
+        """Return the fewest bytes of a layer: state, inputs and outputs once."""
+        return self._open(target).floor_bytes()
+
+    def _open(self, target: Target) -> BucketInputs:
+        if target in self._buckets:
+            self._buckets.move_to_end(target)
+            return self._buckets[target]
+        while len(self._buckets) >= KEEP_OPEN:
+            self._buckets.popitem(last=False)
+        try:
+            layers = layer_count(target, self._l2, self._memory())
+        except CandidateError:
+            self._buckets.clear()
+            torch.cuda.empty_cache()
+            layers = layer_count(target, self._l2, self._memory())
+        self._buckets[target] = open_bucket(target, layers, self._seed, self._device)
+        return self._buckets[target]
+
+    def _memory(self) -> int:
+        free, _ = torch.cuda.mem_get_info()
+        return int((free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) * self._share)
+
+
+def _timed(timing: Timing, layers: int) -> Timed:
+    return Timed(timing.median_us / layers, timing.spread_us / layers, timing.layers * layers)

@@ -1,0 +1,148 @@
+"""The valid part of a declared parameter space, and the identity of what a configuration renders to."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import random
+from collections.abc import Callable, Iterable, Sequence
+from itertools import product
+from typing import Any
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, Value, Variant
+
+#: A space of at most this many assignments is tried in full, one by one, against the declared constraints.
+FULL_PRODUCT = 150_000
+#: Valid configurations kept of a variant whose space is larger.
+POOL = 4_000
+
+#: Problem and configuration to rendered kernels.
+Render = Callable[[Problem, Config], Sequence[Any]]
+Identity = tuple[tuple[str, int, int], ...]
+
+
+def space_hash(variants: Iterable[Variant], *more: str) -> str:
+    """Return a short hash of declared spaces: a changed space or protocol never mixes with an older one."""
+    declared = [[v.op, v.name, [[p.name, list(p.choices), p.ordered] for p in v.params]] for v in variants]
+    return hashlib.sha256(json.dumps([declared, *more], sort_keys=True).encode()).hexdigest()[:12]
+
+
+def identity(problem: Problem, config: Config, render: Render) -> Identity:
+    """Return what makes two configurations the same work: text and launch options of every kernel.
+
+    Tile sizes are constants in the text, so the launch grid follows from it.
+    """
+    return tuple((k.text_hash, k.plan.num_warps, k.plan.num_stages) for k in render(problem, config))
+
+
+class SpaceView:
+    """Valid configurations of one variant for one problem on one GPU.
+
+    Declared constraints are opaque functions, and few assignments pass them. So the values that occur in any valid
+    configuration are found first (random assignments, then changes of one or two parameters until nothing new turns
+    up), and only their product is tried in full.
+
+    Args:
+        variant: the declaration.
+        problem: the problem; the variant must apply to it.
+        limits: of the GPU.
+        seed: for spaces too large to try in full.
+    """
+
+    def __init__(self, variant: Variant, problem: Problem, limits: GpuLimits, seed: int = 0) -> None:
+        self.variant = variant
+        self.problem = problem
+        self.limits = limits
+        self._rng = random.Random(f"{seed} {variant.name} {problem.key()}")
+        self.default = variant.default(problem, limits)
+        self.configs: tuple[Config, ...] = tuple(self._valid())
+        self._index = {p.name: {c: i for i, c in enumerate(p.choices)} for p in variant.params}
+        self._points = [self.point(c) for c in self.configs]
+
+    def point(self, config: Config) -> tuple[int, ...]:
+        """Return the indices of a configuration's values in their declared choices."""
+        return tuple(self._index[n][v] for n, v in config.params)
+
+    def ok(self, config: Config) -> bool:
+        """Return whether the declared constraints allow a configuration."""
+        return self.variant.reason(self.problem, config, self.limits) is None
+
+    def nearest(self, values: dict[str, Value], taken: Callable[[Config], bool]) -> Config | None:
+        """Return the valid configuration nearest to an assignment that is not taken, or None when all are.
+
+        An ordered parameter counts by steps, another by whether it differs.
+        """
+        params = self.variant.params
+        want = [self._index[p.name][values[p.name]] for p in params]
+        costs: list[tuple[int, int]] = []
+        for i, have in enumerate(self._points):
+            cost = 0
+            for p, a, b in zip(params, want, have, strict=True):
+                cost += abs(a - b) if p.ordered else 2 * (a != b)
+            costs.append((cost, i))
+        for _, i in sorted(costs):
+            if not taken(self.configs[i]):
+                return self.configs[i]
+        return None
+
+    def _valid(self) -> list[Config]:
+        params = self.variant.params
+        total = 1
+        for p in params:
+            total *= len(p.choices)
+        if total <= 5_000:
+            return self._filter(product(*(p.choices for p in params)), total)
+        known = self._explore()
+        useful = [tuple(c for c in p.choices if any(k[i] == c for k in known)) for i, p in enumerate(params)]
+        total = 1
+        for choices in useful:
+            total *= max(1, len(choices))
+        if total <= FULL_PRODUCT:
+            return self._filter(product(*useful), total)
+        return [self._config(k) for k in sorted(known, key=repr)]
+
+    def _config(self, values: tuple[Value, ...]) -> Config:
+        return Config(self.variant.name, tuple(zip((p.name for p in self.variant.params), values, strict=True)))
+
+    def _filter(self, values: Iterable[tuple[Value, ...]], total: int) -> list[Config]:
+        del total
+        return [c for c in map(self._config, values) if self.ok(c)]
+
+    def _explore(self) -> set[tuple[Value, ...]]:
+        params = self.variant.params
+        known: set[tuple[Value, ...]] = set()
+        seen: set[tuple[int, Value]] = set()
+
+        def add(values: tuple[Value, ...]) -> bool:
+            """Add a valid assignment; return whether it holds a value not seen before."""
+            if values in known or not self.ok(self._config(values)):
+                return False
+            known.add(values)
+            new = {(i, v) for i, v in enumerate(values)} - seen
+            seen.update(new)
+            return bool(new)
+
+        add(tuple(v for _, v in self.default.params))
+        for _ in range(2_000):
+            add(tuple(self._rng.choice(p.choices) for p in params))
+        quiet = 0
+        while quiet < 2 and len(known) < POOL:
+            fresh = False
+            for base in self._rng.sample(sorted(known, key=repr), min(len(known), 40)):
+                for i, p in enumerate(params):
+                    for choice in p.choices:
+                        changed = (*base[:i], choice, *base[i + 1 :])
+                        fresh = add(changed) or fresh
+                        # A constraint may tie two parameters together: change a second one with it.
+                        j = self._rng.randrange(len(params))
+                        other = self._rng.choice(params[j].choices)
+                        fresh = add((*changed[:j], other, *changed[j + 1 :])) or fresh
+            quiet = 0 if fresh else quiet + 1
+        return known
+
+
+def view_all(variants: Iterable[Variant], problem: Problem, limits: GpuLimits, seed: int = 0) -> tuple[SpaceView, ...]:
+    """Return a view of every variant that applies to ``problem`` and has a valid configuration."""
+    views = [SpaceView(v, problem, limits, seed) for v in variants if v.applies(problem) is None]
+    return tuple(v for v in views if v.configs)

@@ -1,0 +1,159 @@
+"""Finished evaluations, kept in an Optuna storage so that an interrupted run goes on where it stopped.
+
+One study a bucket. Its name holds the GPU, the key and a hash of the declared space, so that a changed space starts
+anew. A trial is written once, when it is finished: a killed process leaves none behind that is half done.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import optuna
+from optuna.storages import BaseStorage
+from optuna.trial import TrialState, create_trial
+
+from bole_codegen.search.results import KINDS, Failed, Timed
+from bole_codegen.search.sampler import trial_params
+from bole_codegen.search.targets import Target
+from bole_runtime.kernels.space import Config, Variant
+
+optuna.logging.set_verbosity(optuna.logging.WARNING)
+
+
+@dataclass(frozen=True)
+class Record:
+    """One finished evaluation.
+
+    Attributes:
+        config: what was tried.
+        texts: text hash of each kernel; an evaluation of other text says nothing about today's.
+        outcome: the time, or why the candidate does not count.
+        error: relative error of the check, None when it did not run.
+    """
+
+    config: Config
+    texts: tuple[str, ...]
+    outcome: Timed | Failed
+    error: float | None = None
+
+
+class Store:
+    """Evaluations of a run, by bucket.
+
+    Args:
+        storage: as :func:`bole_codegen.search.journal.open_storage` gives it.
+        gpu: key of the GPU.
+        space: hash of the declared space and the protocol.
+        variants: declared variants by (op, name).
+        fresh: forget what is stored for the buckets that are asked for.
+    """
+
+    def __init__(
+        self,
+        storage: BaseStorage,
+        gpu: str,
+        space: str,
+        variants: Mapping[tuple[str, str], Variant],
+        fresh: bool = False,
+    ) -> None:
+        self._storage = storage
+        self._gpu = gpu
+        self._space = space
+        self._variants = variants
+        self._fresh = fresh
+        self._studies: dict[str, optuna.Study] = {}
+        self.resumed = 0
+
+    def name(self, target: Target) -> str:
+        """Return the study name of a bucket."""
+        return f"{self._gpu}/{target.problem.key()}@{self._space}"
+
+    def load(self, target: Target) -> list[Record]:
+        """Return the finished evaluations of a bucket, oldest first; damaged ones are left out."""
+        found = []
+        for trial in self._study(target).get_trials(deepcopy=False):
+            record = self._record(target, trial.user_attrs)
+            if record is not None:
+                found.append(record)
+        self.resumed += len(found)
+        return found
+
+    def add(self, target: Target, record: Record) -> None:
+        """Keep one finished evaluation."""
+        variant = self._variants[target.problem.op, record.config.variant]
+        params, distributions = trial_params(variant, record.config)
+        attrs: dict[str, Any] = {
+            "variant": record.config.variant,
+            "params": record.config.as_dict(),
+            "texts": list(record.texts),
+            "error": record.error,
+        }
+        if isinstance(record.outcome, Timed):
+            state, value = TrialState.COMPLETE, record.outcome.median_us
+            attrs.update(spread_us=record.outcome.spread_us, layers=record.outcome.layers)
+        else:
+            state, value = TrialState.FAIL, None
+            attrs.update(kind=record.outcome.kind, reason=record.outcome.message[:300])
+        self._study(target).add_trial(
+            create_trial(
+                state=state,
+                value=value,
+                params=params,
+                distributions=distributions,
+                user_attrs={**attrs, "median_us": value},
+            )
+        )
+
+    def final(self, target: Target) -> dict[str, Any] | None:
+        """Return what :meth:`set_final` kept for a bucket, None when it was not finished."""
+        text = self._study(target).user_attrs.get("final")
+        try:
+            data = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            return None
+        return data if isinstance(data, dict) else None
+
+    def set_final(self, target: Target, data: Mapping[str, Any]) -> None:
+        """Keep the finished result of a bucket."""
+        self._study(target).set_user_attr("final", json.dumps(data, sort_keys=True))
+
+    def _study(self, target: Target) -> optuna.Study:
+        name = self.name(target)
+        if name not in self._studies:
+            if self._fresh:
+                with contextlib.suppress(KeyError):
+                    optuna.delete_study(study_name=name, storage=self._storage)
+            self._studies[name] = optuna.create_study(
+                study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
+            )
+        return self._studies[name]
+
+    def _record(self, target: Target, attrs: Mapping[str, Any]) -> Record | None:
+        """Rebuild a record; a journal is a file that others may have edited, so every value is checked."""
+        try:
+            variant = self._variants[target.problem.op, attrs["variant"]]
+            config = variant.config(attrs["params"])
+            texts = attrs["texts"]
+            error = attrs.get("error")
+            if not _strings(texts) or not (error is None or isinstance(error, float | int)):
+                return None
+            outcome: Timed | Failed
+            if attrs.get("kind") is not None:
+                if attrs["kind"] not in KINDS:
+                    return None
+                outcome = Failed(attrs["kind"], str(attrs.get("reason", ""))[:300])
+            else:
+                outcome = Timed(float(attrs["median_us"]), float(attrs["spread_us"]), int(attrs.get("layers", 0)))
+                if not 0.0 < outcome.median_us < 1e9:
+                    return None
+        except (KeyError, TypeError, ValueError, AttributeError):
+            return None
+        return Record(config, tuple(texts), outcome, error)
+
+
+def _strings(value: object) -> bool:
+    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)

@@ -1,0 +1,170 @@
+"""The buckets of a run, and how they share kernels.
+
+Buckets that differ only in ``work`` and ``depth`` have the same kernels: they form a class. A candidate of a class is
+compiled and checked once and timed in many buckets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from bole_runtime.kernels.problem import (
+    DEPTH_BUCKETS,
+    NODE_BUCKETS,
+    PENDING_BUCKETS,
+    Problem,
+    bucket,
+    work_bucket,
+)
+
+#: Batch sizes of the benchmark grid.
+BATCHES: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """Heads of one model on one GPU."""
+
+    hk: int
+    hv: int
+    dk: int
+    dv: int
+    name: str = ""
+
+    def __post_init__(self) -> None:
+        for field in ("hk", "hv", "dk", "dv"):
+            if getattr(self, field) < 1:
+                raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+        if self.hv % self.hk:
+            raise ValueError(f"value heads must be a multiple of key heads, got HK = {self.hk} and HV = {self.hv}")
+
+
+@dataclass(frozen=True)
+class Target:
+    """One bucket and the launch that stands for it in measurements.
+
+    Attributes:
+        problem: the bucket.
+        hk: key heads of the launch.
+        hv: value heads of the launch.
+        batch: requests of the launch; ``B * HV`` falls into ``problem.work``.
+        shape: tree shape of the launch.
+    """
+
+    problem: Problem
+    hk: int
+    hv: int
+    batch: int
+    shape: str = "ragged"
+
+    @property
+    def kernels(self) -> Problem:
+        """The class: the problem without what does not change its kernels."""
+        return class_of(self.problem)
+
+
+def class_of(problem: Problem) -> Problem:
+    """Return the representative of all problems with the kernels of ``problem``."""
+    return problem.replace(work=1, depth=problem.nodes)
+
+
+def make_targets(
+    geometries: Sequence[Geometry],
+    *,
+    ops: Iterable[str],
+    families: Iterable[str],
+    in_dtypes: Iterable[str],
+    state_dtypes: Iterable[str],
+    gate_modes: Iterable[str],
+    precisions: Iterable[str],
+    nodes: Iterable[int],
+    batches: Iterable[int],
+    pendings: Iterable[int],
+    depths: Iterable[int] = (),
+    shape: str = "ragged",
+) -> tuple[Target, ...]:
+    """Return one target a bucket, in a fixed order; launches that fall into the same bucket are merged.
+
+    Args:
+        depths: largest numbers of strict ancestors; empty means as deep as a tree of so many nodes can be.
+
+    Raises:
+        ValueError: a size is above the largest bucket or below its minimum.
+    """
+    lists = [list(x) for x in (ops, families, in_dtypes, state_dtypes, gate_modes, precisions)]
+    node_list = sorted({bucket(_least(n, 1, "nodes"), NODE_BUCKETS, "nodes") for n in nodes})
+    pending_list = sorted({bucket(_least(p, 0, "pending"), PENDING_BUCKETS, "pending") for p in pendings})
+    depth_list = [bucket(_least(d, 1, "depth"), DEPTH_BUCKETS, "depth") for d in depths]
+    batch_list = sorted({_least(b, 1, "batch") for b in batches})
+    found: dict[Problem, Target] = {}
+    for op, family, in_dtype, state_dtype, gate_mode, precision in _product(*lists):
+        for g in geometries:
+            for n, pending in _product(node_list, pending_list):
+                for depth in sorted(set(depth_list)) or [bucket(n, DEPTH_BUCKETS, "depth")]:
+                    for b in batch_list:
+                        problem = Problem(
+                            op=op,
+                            family=family,
+                            dk=g.dk,
+                            dv=g.dv,
+                            group=g.hv // g.hk,
+                            in_dtype=in_dtype,
+                            state_dtype=state_dtype,
+                            gate_mode=gate_mode,
+                            precision=precision,
+                            nodes=n,
+                            depth=depth,
+                            pending=pending,
+                            work=work_bucket(b, g.hv),
+                        )
+                        found.setdefault(problem, Target(problem, g.hk, g.hv, b, shape))
+    return tuple(found.values())
+
+
+def _least(value: int, least: int, name: str) -> int:
+    if value < least:
+        raise ValueError(f"{name} must be at least {least}, got {value}")
+    return value
+
+
+def _product(*lists: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
+    from itertools import product
+
+    return list(product(*lists))
+
+
+def classes(targets: Sequence[Target]) -> dict[Problem, tuple[Target, ...]]:
+    """Group targets by the kernels they share, keeping the order; within a class by depth, then work."""
+    found: dict[Problem, list[Target]] = {}
+    for target in targets:
+        found.setdefault(target.kernels, []).append(target)
+    return {k: tuple(sorted(v, key=lambda t: (t.problem.depth, t.problem.work))) for k, v in found.items()}
+
+
+def anchors(members: Sequence[Target], count: int) -> tuple[Target, ...]:
+    """Return the members that are searched: evenly spread over the work buckets, both ends first.
+
+    Args:
+        members: the targets of a class, in order of work.
+        count: at most this many.
+    """
+    if count < 1:
+        raise ValueError(f"at least one bucket of a class must be searched, got {count}")
+    if count >= len(members):
+        return tuple(members)
+    if count == 1:
+        return (members[len(members) // 2],)
+    last = len(members) - 1
+    places = sorted({round(i * last / (count - 1)) for i in range(count)})
+    return tuple(members[i] for i in places)
+
+
+def nearest_anchor(target: Target, searched: Sequence[Target]) -> Target:
+    """Return the searched target whose work is nearest by ratio, the larger one on a tie."""
+
+    def distance(other: Target) -> tuple[float, int]:
+        a, b = sorted((target.problem.work, other.problem.work))
+        return b / a, -other.problem.work
+
+    return min(searched, key=distance)

@@ -1,0 +1,69 @@
+"""The child process that runs candidates, and may die of them.
+
+A worker builds one *bench* object and answers calls of its methods until its pipe closes. The parent keeps the time:
+a worker that hangs is killed, one that dies is replaced.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import importlib
+import os
+import signal
+from multiprocessing.connection import Connection
+from typing import Any
+
+from bole_codegen.search.results import CandidateError
+
+_PR_SET_PDEATHSIG = 1
+
+
+def load(factory: str) -> Any:
+    """Import ``module:name``.
+
+    Raises:
+        ValueError: the text has another form.
+    """
+    module, sep, name = factory.partition(":")
+    if not sep:
+        raise ValueError(f"expected 'module:name', got {factory!r}")
+    return getattr(importlib.import_module(module), name)
+
+
+def _follow_parent() -> None:
+    """Die with the parent, even while a kernel hangs, and leave Ctrl-C to it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def main(pipe: Connection, factory: str, options: dict[str, Any]) -> None:
+    """Serve calls: ``(method, args)`` in, ``("ok", result)`` or ``("failed", kind, message, fatal)`` out."""
+    _follow_parent()
+    try:
+        bench = load(factory)(**options)
+    except BaseException as error:
+        pipe.send(("broken", "error", f"{type(error).__name__}: {error}"[:1000], True))
+        return
+    pipe.send(("ready", os.getpid()))
+    while True:
+        try:
+            method, args = pipe.recv()
+        except (EOFError, OSError):
+            return
+        try:
+            answer: tuple[Any, ...] = ("ok", getattr(bench, method)(*args))
+        except CandidateError as error:
+            answer = ("failed", error.kind, error.message[:1000], error.fatal)
+        except Exception as error:
+            # What is not foreseen may have left the device in any state.
+            answer = ("failed", "error", f"{type(error).__name__}: {error}"[:1000], True)
+        try:
+            pipe.send(answer)
+        except OSError:
+            return
+        if answer[0] == "failed" and answer[3]:
+            # Device contexts that were poisoned cannot even be torn down in order.
+            pipe.close()
+            os._exit(0)
