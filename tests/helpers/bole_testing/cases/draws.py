@@ -1,0 +1,76 @@
+"""Random problems: a hypothesis strategy for what to draw, and the check of one draw on any backend."""
+
+from __future__ import annotations
+
+import random
+from dataclasses import dataclass
+
+from hypothesis import strategies as st
+
+from bole_testing.cases.base import (
+    Setup,
+    check_commit,
+    check_verify,
+    dense_tree,
+    make_inputs,
+    make_pending,
+    packed_tree,
+    random_parents,
+)
+
+
+@dataclass(frozen=True)
+class Draw:
+    """A random problem; ``sizes`` are the nodes of each request."""
+
+    seed: int
+    sizes: tuple[int, ...]
+    packed: bool
+    heads: tuple[int, int]
+    dims: tuple[int, int]
+    mode: str
+    padding: float
+    pending: int
+    dead: bool
+
+
+def draws(max_nodes: int = 64, max_batch: int = 3) -> st.SearchStrategy[Draw]:
+    """Return a strategy of random forests, dense and packed, with padding nodes, padding slots and pending chains."""
+    return st.builds(
+        Draw,
+        seed=st.integers(0, 2**20),
+        sizes=st.lists(st.integers(1, max_nodes), min_size=1, max_size=max_batch).map(tuple),
+        packed=st.booleans(),
+        heads=st.sampled_from([(2, 4), (1, 3), (1, 1)]),
+        dims=st.sampled_from([(16, 16), (32, 16), (24, 20)]),
+        mode=st.sampled_from(["ready", "raw"]),
+        padding=st.sampled_from([0.0, 0.2]),
+        pending=st.sampled_from([0, 0, 5]),
+        dead=st.booleans(),
+    )
+
+
+def run_draw(setup: Setup, draw: Draw) -> None:
+    """Verify and commit one random problem and compare both with the float64 recurrence."""
+    rng = random.Random(draw.seed)
+    rows = [random_parents(rng, n, padding=draw.padding) for n in draw.sizes]
+    if draw.packed:
+        tree = packed_tree(setup, rows, max_nodes=max(draw.sizes) + rng.randrange(3), spare=rng.randrange(3))
+    else:
+        most = max(draw.sizes)
+        tree = dense_tree(setup, [row + [-2] * (most - len(row)) for row in rows])
+    batch = len(rows)
+    slots = rng.sample(range(batch + 2), batch)
+    if draw.dead and not draw.packed:
+        slots[rng.randrange(batch)] = -1
+    inputs = make_inputs(
+        setup, tree, heads=draw.heads, dims=draw.dims, mode=draw.mode, slots=slots, pool_slots=batch + 2, seed=draw.seed
+    )
+    if draw.pending:
+        lengths = [rng.randint(0, draw.pending) for _ in range(batch + 2)]
+        starts = [rng.randrange(draw.pending) for _ in range(batch + 2)]
+        pending = make_pending(setup, inputs, draw.pending, lengths, starts, seed=draw.seed)
+        inputs = inputs.replace(options={"pending": pending})
+    factors = check_verify(setup, inputs)
+    live = [[i for i, p in enumerate(row) if p != -2] for row in rows]
+    check_commit(setup, inputs, factors, [rng.choice([-1, *nodes, *nodes]) for nodes in live])
