@@ -41,6 +41,16 @@ print(json.dumps({"torch": torch.__version__, "triton": triton.__version__,
                   "paths": [p for p in sys.path if p.endswith("-packages")]} if found else None))
 """
 
+# Prints the key of the GPU present, if there is one that Bole has a record of.
+GPU_KEY = """
+import torch
+from bole_runtime import gpus
+record = gpus.identify(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
+print(record.key if record is not None and record.supported else "")
+"""
+# One model's geometry in one bucket, written to a folder of its own: minutes, not the hour of a whole table.
+SHORT_SEARCH = ["--model", "qwen3.5-9b", "--nodes", "16", "--batch", "8", "--out", "bole-out"]
+
 
 def say(text: str) -> None:
     """Print a progress line, before any output of the command it announces."""
@@ -165,6 +175,7 @@ def test(arguments: list[str]) -> int:
         # Serial: timings and memory of one GPU are not shared out.
         return run("python", "-m", "pytest", "-m", "gpu", *arguments[1:])
     failed = lint()
+    os.environ.setdefault("OMP_NUM_THREADS", "1")  # two workers, each with threads of its own, slow each other down
     if run("python", "-m", "pytest", "-n", "2", *arguments) != 0:
         failed.append("pytest")
     if failed:
@@ -172,9 +183,18 @@ def test(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
+def default_search() -> list[str]:
+    """Return the arguments of a short search that this machine can run."""
+    done = subprocess.run([str(PYTHON), "-c", GPU_KEY], cwd="/", capture_output=True, text=True)
+    key = done.stdout.strip()
+    if not key:
+        say("no GPU that Bole knows: searching offline for an H100")
+    return ["--gpu", key or "h100", *([] if key else ["--offline"]), *SHORT_SEARCH]
+
+
 def tune(arguments: list[str]) -> int:
     """Run bole-tune; without arguments, a short search that fits this machine."""
-    return run("bole-tune", *arguments)
+    return run("bole-tune", *(arguments or default_search()))
 
 
 def main(arguments: list[str]) -> int:
