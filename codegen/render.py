@@ -20,7 +20,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, KernelPlan
 from bole_runtime.kernels.variants import get_variant
 
-_CONSTANT = re.compile(r"([A-Z_]+): tl\.constexpr = ")
+_CONSTANT = re.compile(r"([A-Z_]+) = tl\.constexpr\(")
 _PLACEHOLDER = "KERNEL_NAME"
 _COMMENT = re.compile(r"^\s*#.*$|\s+#\s.*$", re.MULTILINE)
 

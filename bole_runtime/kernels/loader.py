@@ -10,7 +10,6 @@ import functools
 import importlib.util
 import os
 import tempfile
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -74,6 +73,13 @@ def _write(path: Path, text: str) -> None:
     os.replace(temporary, path)
 
 
+def import_kernel(name: str, source: str) -> Any:
+    """Return the kernel function of a rendered source, through a file in the private cache (Triton reads files)."""
+    path = kernel_cache_dir() / f"{name}.py"
+    _write(path, source)
+    return _import(name, path)
+
+
 @functools.lru_cache(maxsize=4096)
 def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
     plans = get_variant(problem.op, config.variant).plans(problem, config)
@@ -93,9 +99,7 @@ def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[Loa
         ) from error
     kernels = []
     for rendered in render(problem, config):
-        path = kernel_cache_dir() / f"{rendered.name}.py"
-        _write(path, rendered.source)
-        kernels.append(LoadedKernel(rendered.name, _import(rendered.name, path), rendered.plan))
+        kernels.append(LoadedKernel(rendered.name, import_kernel(rendered.name, rendered.source), rendered.plan))
     return tuple(kernels)
 
 
@@ -112,6 +116,3 @@ def load(problem: Problem, config: Config, names: tuple[str, ...] = ()) -> tuple
     """
     # Work and depth do not shape the text: one load serves every bucket.
     return _load(problem.replace(work=1, depth=problem.nodes), config, names)
-
-
-Launch = Callable[[], None]

@@ -46,13 +46,23 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "C": (config["chunk"], "nodes of a chunk"),
             "BV": (config["bv"], "value columns of a program"),
             "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+            "LEVELS": c.solve_levels(config["chunk"]),
         },
         ORIENT="nodes",
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         config_line=str(config),
     )
-    return (KernelPlan("verify_chunked.py.jinja", c.stem(problem, "verify_chunked"), ctx, config["warps"], 1, verify_arguments(problem)),)
+    return (
+        KernelPlan(
+            "verify_chunked.py.jinja",
+            c.stem(problem, "verify_chunked"),
+            ctx,
+            config["warps"],
+            1,
+            verify_arguments(problem),
+        ),
+    )
 
 
 def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:

@@ -40,7 +40,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     del gpu
-    bv = max(16, min(c.power_of_two(problem.dv), 64, 128 * 64 // c.power_of_two(problem.dk)))
+    bv = max(16, min(c.power_of_two(problem.dv), 32, 128 * 32 // c.power_of_two(problem.dk)))
     return COMMIT.config({"bv": bv, "chunk": 16, "dot": dots(problem)[0], "solve": "tf32x3", "warps": 4})
 
 
@@ -69,11 +69,14 @@ def _plan(problem: Problem, config: Config, table: bool) -> KernelPlan:
             "C": (config["chunk"], "tokens folded at a time"),
             "BV": (config["bv"], "value columns of a program"),
             "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+            "LEVELS": c.solve_levels(config["chunk"]),
         },
         **more,
     )
     what = "commit_layers" if table else "commit"
-    return KernelPlan("commit.py.jinja", c.stem(problem, what), ctx, config["warps"], 1, commit_arguments(problem, table))
+    return KernelPlan(
+        "commit.py.jinja", c.stem(problem, what), ctx, config["warps"], 1, commit_arguments(problem, table)
+    )
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:

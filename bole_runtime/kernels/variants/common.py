@@ -14,7 +14,9 @@ BK = Param("bk", (32, 64, 128, 256), "key dims of the state a program reads at a
 STATE_DOT = Param(
     "state_dot", ("native", "bf16", "bf16x2", "tf32", "tf32x3"), "how node rows meet the state", ordered=False
 )
-MIX = Param("mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False)
+MIX = Param(
+    "mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
+)
 SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
@@ -107,7 +109,7 @@ def constants(problem: Problem, extra: dict[str, tuple[Any, str]]) -> list[tuple
     if problem.qk_l2norm:
         base["EPS"] = (spec.l2norm_eps, "inside the root of the l2 norm")
     if problem.pending:
-        base["PENDING"] = (problem.pending, "capacity for pending tokens")
+        base["MAX_PENDING"] = (problem.pending, "capacity for pending tokens")
     return [(name, value, doc) for name, (value, doc) in {**base, **extra}.items()]
 
 
@@ -135,7 +137,8 @@ def stem(problem: Problem, what: str) -> str:
     """Readable name of a kernel."""
     return (
         f"{problem.family}_{what}_k{problem.dk}v{problem.dv}g{problem.group}_{problem.in_dtype}_s{problem.state_dtype}"
-        f"_{problem.gate_mode}_{problem.precision}_n{problem.nodes}" + (f"p{problem.pending}" if problem.pending else "")
+        f"_{problem.gate_mode}_{problem.precision}_n{problem.nodes}"
+        + (f"p{problem.pending}" if problem.pending else "")
     )
 
 
@@ -151,8 +154,18 @@ def check_blocks(problem: Problem, config: Config, rows: int) -> str | None:
     threads = 32 * config["warps"]
     if config["bv"] * config["bk"] > 128 * threads:
         return "the state block does not fit the registers of its warps"
-    if config["bv"] * config["bk"] < 8 * threads:
+    if config["bv"] * config["bk"] < 4 * threads:
         return "more threads than there is state to read"
     if rows * config["bv"] * 2 > 128 * threads:
         return "the accumulators do not fit the registers of the warps"
     return None
+
+
+def default_warps(problem: Problem, bv: int) -> int:
+    """Warps for a tile of bv whole rows of the state: 4, fewer where there is little to read."""
+    return max(1, min(4, bv * power_of_two(problem.dk, 32) // 256))
+
+
+def solve_levels(size: int) -> tuple[int, str]:
+    """Constant LEVELS of the triangular inverse of a power of two."""
+    return size.bit_length() - 1, "doublings from 1 to the size of a solved block"

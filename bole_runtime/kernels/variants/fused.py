@@ -37,7 +37,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
-            "warps": 4,
+            "warps": c.default_warps(problem, bv),
             "stages": 1,
         }
     )
@@ -50,6 +50,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         "BV": (config["bv"], "value columns of a program"),
         "BK": (config["bk"], "key dims read at a time"),
         "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+        "LEVELS": c.solve_levels(rows),
     }
     ctx = c.context(
         problem,
@@ -59,7 +60,16 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         config_line=str(config),
     )
-    return (KernelPlan("verify_fused.py.jinja", c.stem(problem, "verify_fused"), ctx, config["warps"], config["stages"], verify_arguments(problem)),)
+    return (
+        KernelPlan(
+            "verify_fused.py.jinja",
+            c.stem(problem, "verify_fused"),
+            ctx,
+            config["warps"],
+            config["stages"],
+            verify_arguments(problem),
+        ),
+    )
 
 
 def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:

@@ -9,16 +9,16 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4), "warps of a program of the first kernel")
-UNROLL = Param("unroll", (False, True), "unroll the value heads that share a key head", ordered=False)
-PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES, ROW_BLOCK, PREPARE_WARPS, UNROLL)
+SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
+PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES, ROW_BLOCK, PREPARE_WARPS, SHARE)
 
-#: Row blocks a kernel spells out; more would take minutes to compile.
-MAX_BLOCKS = 4
+#: R of more rows is itself too much to write and read.
+MAX_ROWS = 256
 
 
 def _applies(problem: Problem) -> str | None:
-    if c.tile_rows(problem) > MAX_BLOCKS * 64:
-        return f"R of {c.tile_rows(problem)} rows is more than {MAX_BLOCKS} row blocks"
+    if c.tile_rows(problem) > MAX_ROWS:
+        return f"R of {c.tile_rows(problem)} rows is more than {MAX_ROWS}"
     return c.supports_family(problem)
 
 
@@ -30,34 +30,37 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     rows, block = c.tile_rows(problem), config["row_block"]
     if block > rows:
         return f"row_block={block} is more than the {rows} rows of a tile"
-    if rows // block > MAX_BLOCKS:
-        return f"row_block={block} makes more than {MAX_BLOCKS} row blocks of {rows} rows"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
-    if config["unroll"] and problem.group * (rows // block) > 8:
-        return "unrolling so many value heads and row blocks compiles too long"
+    if config["share"] and not 2 <= problem.group <= 4:
+        return f"{problem.group} value heads a key head do not share a program"
     return c.check_blocks(problem, config, rows=rows)
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     del gpu
     rows = c.tile_rows(problem)
-    block = 16 if rows <= 64 else rows // MAX_BLOCKS
+    bv = min(64, c.power_of_two(problem.dv))
+    block = 16 if rows <= 64 else 32
     return TWO_STAGE.config(
         {
             "orient": "nodes",
-            "bv": min(64, c.power_of_two(problem.dv)),
+            "bv": bv,
             "bk": min(256, c.power_of_two(problem.dk, 32)),
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
-            "warps": 4,
+            "warps": c.default_warps(problem, bv),
             "stages": 1,
             "row_block": block,
-            "prepare_warps": max(1, min(4, block // 16)),
-            "unroll": False,
+            "prepare_warps": block // 16,
+            "share": False,
         }
     )
+
+
+def _heads(problem: Problem, config: Config) -> int:
+    return problem.group if config["share"] else 1
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
@@ -70,10 +73,11 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "ROWS": (rows, "pending tokens and nodes of a request"),
             "C": (config["row_block"], "rows of a block"),
             "SOLVE": solve,
+            "LEVELS": c.solve_levels(config["row_block"]),
         },
         BLOCKS=blocks,
-        UNROLL=config["unroll"],
-        config_line=f"row_block={config['row_block']} solve={config['solve']} unroll={config['unroll']}",
+        HEADS=_heads(problem, config),
+        config_line=f"row_block={config['row_block']} solve={config['solve']} share={config['share']}",
     )
     readout = c.context(
         problem,
@@ -88,20 +92,34 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         config_line=f"orient={config['orient']} bv={config['bv']} bk={config['bk']} state_dot={config['state_dot']} mix={config['mix']}",
     )
     return (
-        KernelPlan("verify_prepare.py.jinja", c.stem(problem, "verify_prepare"), prepare, config["prepare_warps"], 1, verify_arguments(problem)),
-        KernelPlan("verify_readout.py.jinja", c.stem(problem, "verify_readout"), readout, config["warps"], config["stages"], verify_arguments(problem)),
+        KernelPlan(
+            "verify_prepare.py.jinja",
+            c.stem(problem, "verify_prepare"),
+            prepare,
+            config["prepare_warps"],
+            1,
+            verify_arguments(problem),
+        ),
+        KernelPlan(
+            "verify_readout.py.jinja",
+            c.stem(problem, "verify_readout"),
+            readout,
+            config["warps"],
+            config["stages"],
+            verify_arguments(problem),
+        ),
     )
 
 
 def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
     blocks = c.tile_rows(problem) // config["row_block"]
-    return ((batch * heads // problem.group, blocks), (batch * heads, -(-problem.dv // config["bv"])))
+    return ((batch * heads // _heads(problem, config), blocks), (batch * heads, -(-problem.dv // config["bv"])))
 
 
 def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
-    del config
-    rows = c.tile_rows(problem)
-    return batch * heads * rows * rows, batch * heads * 2 * rows
+    rows, shared = c.tile_rows(problem), _heads(problem, config)
+    programs = batch * heads // shared * (rows // config["row_block"])
+    return batch * heads * rows * rows, batch * heads * 2 * rows + programs * (3 * shared + 1) * rows
 
 
 TWO_STAGE = Variant(
