@@ -67,12 +67,14 @@ class LayerGraph:
     The callables, and through them the tensors, live as long as the graph does.
     """
 
-    def __init__(self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, launches: list[Launch]) -> None:
+    def __init__(
+        self, graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream, launches: list[Launch], layers: int
+    ) -> None:
         """Wrap a captured graph; use :func:`capture_layers`."""
         self._graph: torch.cuda.CUDAGraph | None = graph
         self._launches = launches
         self.stream = stream
-        self.layers = len(launches)
+        self.layers = layers
 
     def replay(self) -> None:
         """Enqueue the graph on the current stream."""
@@ -100,7 +102,9 @@ def _require_cuda() -> None:
         raise RuntimeError("timing needs a CUDA device and none is available")
 
 
-def capture_layers(make_layer: Callable[[int], Launch], layers: int, warmup: int = 2) -> LayerGraph:
+def capture_layers(
+    make_layer: Callable[[int], Launch], layers: int, warmup: int = 2, layers_per_launch: int = 1
+) -> LayerGraph:
     """Capture one graph that runs ``layers`` different layers in sequence.
 
     Args:
@@ -108,14 +112,17 @@ def capture_layers(make_layer: Callable[[int], Launch], layers: int, warmup: int
             (no host synchronisation; allocations go to the graph's pool).
         layers: number of layers.
         warmup: eager runs of every layer before the capture, on a side stream. The first compiles.
+        layers_per_launch: layers that one callable serves (a commit of all layers at once); times are divided by them.
 
     Raises:
-        ValueError: ``layers`` or ``warmup`` is below one.
+        ValueError: a count is below one.
         CaptureError: a warm-up or the capture failed; ``__cause__`` is the original exception.
         RuntimeError: there is no CUDA device.
     """
-    if layers < 1 or warmup < 1:
-        raise ValueError(f"layers and warmup must be at least 1, got {layers} and {warmup}")
+    if layers < 1 or warmup < 1 or layers_per_launch < 1:
+        raise ValueError(
+            f"layers, warmup and layers_per_launch must be at least 1, got {layers}, {warmup}, {layers_per_launch}"
+        )
     _require_cuda()
     launches = [make_layer(i) for i in range(layers)]
     stream: torch.cuda.Stream = _cuda.Stream()
@@ -137,7 +144,7 @@ def capture_layers(make_layer: Callable[[int], Launch], layers: int, warmup: int
         torch.cuda.synchronize()
     except Exception as error:
         raise CaptureError(f"{step} failed: {type(error).__name__}: {error}") from error
-    return LayerGraph(graph, stream, launches)
+    return LayerGraph(graph, stream, launches, layers * layers_per_launch)
 
 
 def _rotated(names: list[str], by: int) -> list[str]:

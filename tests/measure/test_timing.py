@@ -55,7 +55,7 @@ def test_host_overhead_counts_calls() -> None:
 
 
 def test_bad_counts_are_refused_before_a_device_is_needed() -> None:
-    with pytest.raises(ValueError, match="layers and warmup"):
+    with pytest.raises(ValueError, match="layers, warmup"):
         capture_layers(lambda i: lambda: None, layers=0)
     with pytest.raises(ValueError, match="at least one graph"):
         time_interleaved({})
