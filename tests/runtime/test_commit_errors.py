@@ -1,0 +1,134 @@
+"""Wrong arguments of a commit: an error before anything is written."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+
+from bole_runtime import Factors, TreeBatch, backends, commit, verify
+
+B, N, HK, HV, DK, DV, SLOTS = 2, 4, 2, 4, 8, 6, 5
+TREE = TreeBatch.from_parents(torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, -2]]))
+
+
+def factors_for(tree: TreeBatch = TREE, dk: int = DK) -> Factors:
+    gates = {"g": torch.zeros(B, N, HV), "beta": torch.zeros(B, N, HV)}
+    q = torch.zeros(B, N, HK, dk)
+    state = torch.zeros(SLOTS, HV, DV, dk)
+    v = torch.zeros(B, N, HV, DV)
+    return verify(q, q.clone(), v, gates=gates, state=state, slots=torch.tensor([3, 1]), tree=tree)[1]
+
+
+FACTORS = factors_for()
+
+
+@pytest.fixture(autouse=True)
+def _nothing_may_run(monkeypatch: pytest.MonkeyPatch):
+    def run(call: object) -> None:
+        raise AssertionError("the backend was reached")
+
+    monkeypatch.setitem(backends._loaded, "torch", backends.Backend("torch", run, run))
+
+
+def call(**change: Any) -> None:
+    base = {
+        "pool": torch.zeros(SLOTS, HV, DV, DK),
+        "slots": torch.tensor([3, 1]),
+        "factors": FACTORS,
+        "accepted": torch.tensor([3, 1]),
+    }
+    commit(**{**base, **change})
+
+
+def pool(*shape: int) -> torch.Tensor:
+    return torch.zeros(*(shape or (SLOTS, HV, DV, DK)))
+
+
+CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
+    (
+        "pool type",
+        {"pool": 3},
+        TypeError,
+        r"pool: expected a torch\.Tensor, or a list or tuple with one a layer, got int",
+    ),
+    ("pool order", {"pool": pool(SLOTS, HV, DK, DV)}, ValueError, r"pool: expected shape \(5, 4, 6, 8\)"),
+    ("pool dtype", {"pool": pool().long()}, TypeError, r"pool: dtype torch\.int64 is not allowed"),
+    (
+        "pool stride",
+        {"pool": torch.zeros(SLOTS, HV, DK, DV).mT},
+        ValueError,
+        "pool: dk, the last dimension, must be contig",
+    ),
+    ("pool expanded", {"pool": pool(1, HV, DV, DK).expand(SLOTS, -1, -1, -1)}, ValueError, "pool: expanded .stride 0."),
+    ("factors type", {"factors": [1]}, TypeError, "factors: expected a Factors or a sequence of them, got int"),
+    (
+        "factors dict",
+        {"factors": {}},
+        TypeError,
+        "factors: expected a Factors, or a list or tuple with one a layer, got dict",
+    ),
+    ("no layers", {"pool": [], "factors": []}, ValueError, "same number of layers, at least one, got 0 and 0"),
+    ("layers", {"pool": [pool(), pool()]}, ValueError, "same number of layers, at least one, got 2 and 1"),
+    (
+        "second layer",
+        {"pool": [pool(), pool(2, 2)], "factors": [FACTORS] * 2},
+        ValueError,
+        r"pool\[1\]: expected shape",
+    ),
+    ("accepted type", {"accepted": [3, 1]}, TypeError, r"accepted: expected a torch\.Tensor, got list"),
+    ("accepted dtype", {"accepted": torch.zeros(B)}, TypeError, r"accepted: dtype torch\.float32 is not allowed"),
+    ("accepted shape", {"accepted": torch.tensor([1])}, ValueError, r"accepted: expected shape \(2,\)"),
+    (
+        "accepted high",
+        {"accepted": torch.tensor([4, 0])},
+        ValueError,
+        r"accepted\[0\] = 4 is outside -1 .nothing. to 3",
+    ),
+    ("accepted low", {"accepted": torch.tensor([0, -2])}, ValueError, r"accepted\[1\] = -2 is outside -1"),
+    (
+        "accepted padding",
+        {"accepted": torch.tensor([0, 3])},
+        ValueError,
+        r"accepted\[1\] = 3 is a padding node of its tree",
+    ),
+    ("slots shape", {"slots": torch.tensor([[3, 1]])}, ValueError, r"slots: expected shape \(2,\)"),
+    ("slots high", {"slots": torch.tensor([3, 5])}, ValueError, r"slots\[1\] = 5 is outside"),
+    ("slots twice", {"slots": torch.tensor([3, 3])}, ValueError, "slots: requests 0 and 1 both commit to slot 3"),
+    ("precision", {"precision": "exact"}, ValueError, "precision: 'exact' is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("change", "error", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
+def test_commit(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(**change)
+
+
+def test_the_base_case_reaches_the_backend() -> None:
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call()
+
+
+def test_padding_rows_may_hold_anything() -> None:
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call(slots=torch.tensor([3, -1]), accepted=torch.tensor([3, 99]))
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call(slots=torch.tensor([-1, -1]))
+
+
+def test_layers_share_a_tree_and_no_pool() -> None:
+    other = TreeBatch.from_parents(TREE.parents)
+    with pytest.raises(ValueError, match=r"factors\[1\]: all layers of a commit must share the tree"):
+        call(pool=[pool(), pool()], factors=[FACTORS, FACTORS.replace(tree=other)])
+    shared = pool()
+    with pytest.raises(ValueError, match="pool: two layers share a pool"):
+        call(pool=[shared, shared], factors=[FACTORS, FACTORS])
+    with pytest.raises(ValueError, match=r"slots\[0\] = 5 is outside"):
+        call(pool=[pool(6, HV, DV, DK), pool()], factors=[FACTORS] * 2, slots=torch.tensor([5, 1]))
+
+
+def test_values_are_not_read_without_validation() -> None:
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call(slots=torch.tensor([3, 3]), accepted=torch.tensor([77, 3]), validate=False)
