@@ -117,6 +117,8 @@ def _render_plan(problem: Problem, plan: KernelPlan) -> RenderedKernel:
         .render(
             name=_PLACEHOLDER,
             args=[a.name for a in plan.arguments],
+            fixed=[a.name for a in plan.arguments if not a.specialised and not a.name.endswith("_ptr")],
+            unaligned=[a.name for a in plan.arguments if not a.specialised and a.name.endswith("_ptr")],
             template=plan.template,
             template_hash=template_hash(),
             num_warps=plan.num_warps,

@@ -30,6 +30,14 @@ class Argument:
     optional: bool = False
     aligned: bool = False
 
+    @property
+    def specialised(self) -> bool:
+        """Whether Triton may compile anew for values that are multiples of 16 (it also would for the value 1).
+
+        Only what decides the width of a load is: everything else would only multiply compilations.
+        """
+        return self.aligned if self.kind == "stride" else self.kind in ("in", "state")
+
 
 def _pointers(kind: str, *names: str, optional: bool = False) -> tuple[Argument, ...]:
     return tuple(Argument(n, kind, optional) for n in names)

@@ -73,6 +73,7 @@ class KernelPlan:
         num_warps: Triton launch option.
         num_stages: Triton launch option.
         arguments: of the kernel, in order.
+        scratch: the scratch buffers that its variant allocates (the others are None in a launch).
     """
 
     template: str
@@ -81,6 +82,7 @@ class KernelPlan:
     num_warps: int
     num_stages: int
     arguments: tuple[Argument, ...]
+    scratch: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

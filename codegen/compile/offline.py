@@ -66,30 +66,27 @@ def _element(argument: Argument, problem: Problem) -> str:
 
 
 def signature(
-    problem: Problem, arguments: tuple[Argument, ...]
+    problem: Problem, arguments: tuple[Argument, ...], used: frozenset[str]
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Return types, constants and divisibility of the arguments of a usual call (dense, nothing captured)."""
+    """Return types, constants and divisibility of the arguments of a usual call (dense, nothing captured).
+
+    This is the specialisation that a launch asks for, so that compiling ahead fills the cache a launch reads.
+    """
     types: dict[str, str] = {}
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for i, argument in enumerate(arguments):
-        aligned = argument.aligned
-        if argument.kind == "int":
+        if argument.kind in ("int", "stride"):
             types[argument.name] = "i32"
         elif argument.kind == "float":
             types[argument.name] = "fp32"
-        elif argument.kind == "stride":
-            types[argument.name] = "i32"
-            if not aligned and argument.name.endswith("h"):
-                types[argument.name] = "constexpr"
-                constants[argument.name] = 1
-        elif argument.optional and argument.name not in ("work_ptr", "weights_ptr"):
+        elif argument.optional and argument.name not in used:
             types[argument.name] = "constexpr"
             constants[argument.name] = None
+            continue
         else:
             types[argument.name] = "*" + _element(argument, problem)
-            aligned = True
-        if aligned and types[argument.name] != "constexpr":
+        if argument.specialised:
             attributes[(i,)] = [["tt.divisibility", 16]]
     return types, constants, attributes
 
@@ -134,7 +131,9 @@ def compile_offline(rendered: RenderedKernel, problem: Problem, gpu: GpuLimits) 
 
     started = time.perf_counter()
     function = import_kernel(rendered.name, rendered.source)
-    types, constants, attributes = signature(problem, rendered.plan.arguments)
+    types, constants, attributes = signature(
+        problem, rendered.plan.arguments, frozenset(rendered.plan.scratch)
+    )
     major, minor = gpu.compute_capability
     try:
         compiled = triton.compile(

@@ -80,13 +80,21 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
 
     name, limits = limits_of(index)
     if index < 0:
-        config = default_config(problem, limits)
+        config = _without_bf16_operands(problem, default_config(problem, limits))
         return config, load(problem, config)
     from bole_runtime.tables.lookup import dispatcher
 
     resolution = dispatcher().resolve(problem, name, limits)
     names = () if resolution.entry is None else tuple(k.name for k in resolution.entry.entry.kernels)
     return resolution.config, load(problem, resolution.config, names)
+
+
+def _without_bf16_operands(problem: Problem, config: Config) -> Config:
+    """Triton's interpreter multiplies bf16 operands of a dot as raw bits: use the profile's other precision there."""
+    values = config.as_dict()
+    if values.get("mix") == "bf16":
+        values["mix"] = "tf32"
+    return get_variant(problem.op, config.variant).config(values)
 
 
 def clear() -> None:

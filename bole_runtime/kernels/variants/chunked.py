@@ -61,6 +61,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["warps"],
             1,
             verify_arguments(problem),
+            c.SCRATCH,
         ),
     )
 

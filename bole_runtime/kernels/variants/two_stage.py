@@ -99,6 +99,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["prepare_warps"],
             1,
             verify_arguments(problem),
+            c.SCRATCH,
         ),
         KernelPlan(
             "verify_readout.py.jinja",
@@ -107,6 +108,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["warps"],
             config["stages"],
             verify_arguments(problem),
+            c.SCRATCH,
         ),
     )
 
