@@ -5,6 +5,10 @@
     python tools/bench_verify.py --points 64x16 --variant "fused(...)" --stages --eager
     python tools/bench_verify.py --replot out.json --plot out.png
 
+Times are microseconds a layer by the protocol of bole_codegen.measure; ratios are over the first peer named. A peer's
+kernels compile at every new size: keep TRITON_CACHE_DIR between runs, or name few sizes with --peer-nodes. --stages
+splits a time by kernel (prepare, readout), --variant times pinned configurations beside the dispatched one.
+
 Every row is printed, and written to the files, as soon as it is finished. Exit status: 0 done, 1 a wrong output or
 a failed point, 2 no GPU or bad arguments, 3 a kernel broke the device.
 """

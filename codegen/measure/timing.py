@@ -125,10 +125,12 @@ def capture_layers(
         )
     _require_cuda()
     launches = [make_layer(i) for i in range(layers)]
+    before = torch.cuda.current_stream()
     stream: torch.cuda.Stream = _cuda.Stream()
-    stream.wait_stream(torch.cuda.current_stream())
+    stream.wait_stream(before)
     step = "warm-up"
     graph = torch.cuda.CUDAGraph()
+    cause: Exception | None = None
     try:
         with torch.cuda.stream(stream):
             for _ in range(warmup):
@@ -137,13 +139,21 @@ def capture_layers(
         stream.synchronize()
         step = "capture"
         with torch.cuda.graph(graph, stream=stream):
-            for launch in launches:
-                launch()
+            try:
+                for launch in launches:
+                    launch()
+            except Exception as error:
+                # Ending the broken capture raises an error of its own that says nothing about the cause.
+                cause = error
+                raise
         step = "first replay"
         graph.replay()
         torch.cuda.synchronize()
     except Exception as error:
-        raise CaptureError(f"{step} failed: {type(error).__name__}: {error}") from error
+        # A capture that fails to end leaves its stream current.
+        torch.cuda.set_stream(before)
+        cause = cause or error
+        raise CaptureError(f"{step} failed: {type(cause).__name__}: {cause}") from cause
     return LayerGraph(graph, stream, launches, layers * layers_per_launch)
 
 

@@ -314,3 +314,19 @@ def test_a_printed_configuration_parses_back() -> None:
     problem = Problem("verify", "gdn", 128, 128, 2, "bf16", "fp32", "raw", "fast", 16, 8, 0, 2048)
     config = default_config(problem, GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0))
     assert candidates.parse_config(str(config)) == config
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_every_candidate_is_right_and_timed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    args = ["--points", "2x16", "--layers", "3", "--replays", "10", "--stages", "--eager"]
+    code = bench_verify.main([*args, "--json", str(tmp_path / "o.json")])
+    assert code == 0, capsys.readouterr().out
+    (row,) = json.loads((tmp_path / "o.json").read_text())["rows"]
+    for result in [*row["results"].values(), *row["commit"].values()]:
+        assert result["status"] == "ok"
+        assert result["us"] > 0
+    assert row["results"]["fast"]["stages"]
+    assert row["results"]["fast"]["host_us"] > 0
+    assert row["build_us"] > 0
+    assert row["floor_us"] < row["results"]["fast"]["us"]

@@ -155,6 +155,16 @@ def test_snapshots_that_do_not_fit_are_refused(tmp_path: Path) -> None:
         peer.prepare(inputs, "ragged", 1000)
 
 
+def test_sizes_that_take_minutes_to_compile_are_refused(tmp_path: Path) -> None:
+    from bole_codegen.measure import Workload
+
+    packed, dense = load_peers(["sglang", "sglang-dense"], PeerOptions(sglang=str(make_wheel(tmp_path))))[0]
+    assert packed.refuses(Workload(64, 64, 16, 32)) is None
+    assert "registers" in (packed.refuses(Workload(256, 200, 16, 32)) or "")
+    assert dense.refuses(Workload(256, 200, 16, 32)) is None
+    assert dense.refuses(Workload(1, 1, 1, 1, pending=4)) == "has no pending chain"
+
+
 INTERPRETED = """
 import builtins, sys
 sys.path.insert(0, {tools!r})
@@ -203,7 +213,6 @@ for shape in ("ragged", "chain"):
 """  # noqa: E501
 
 
-@pytest.mark.interpreter
 @pytest.mark.skipif("BOLE_SGLANG" not in os.environ, reason="set BOLE_SGLANG to an sglang 0.5.23 wheel or folder")
 def test_the_real_kernel_agrees_with_the_sequential_recurrence() -> None:
     code = INTERPRETED.format(tools=str(TOOLS), path=os.environ["BOLE_SGLANG"])

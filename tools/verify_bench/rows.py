@@ -7,6 +7,11 @@ from typing import Any
 
 from verify_bench.grid import Point, reference_deviation, verdict
 
+#: Fields of a result that become columns of the CSV file.
+FLAT = (
+    "us", "spread_us", "error", "error_fp32", "status", "variant", "workspace_bytes", "host_us", "first_call_s",
+)  # fmt: skip
+
 
 @dataclass
 class Result:
@@ -21,6 +26,7 @@ class Result:
         error_fp32: relative error with an fp32 output, free of the output's own rounding.
         variant: what ran.
         workspace_bytes: scratch.
+        first_call_s: seconds of the first call, compilation included.
         host_us: host microseconds of one eager call, where asked for.
         stages: kernel name to microseconds a layer, where asked for.
     """
@@ -33,6 +39,7 @@ class Result:
     error_fp32: float | None = None
     variant: str = ""
     workspace_bytes: int = 0
+    first_call_s: float | None = None
     host_us: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
 
@@ -113,7 +120,17 @@ class Row:
         record.update(depth=self.depth, layers=self.layers, cold=self.cold, floor_us=self.floor_us, note=self.note)
         for name, result in self.results.items():
             label = name.replace(" ", "_")
-            for key in ("us", "spread_us", "error", "error_fp32", "status", "variant", "workspace_bytes", "host_us"):
+            for key in (
+                "us",
+                "spread_us",
+                "error",
+                "error_fp32",
+                "status",
+                "variant",
+                "workspace_bytes",
+                "host_us",
+                "first_call_s",
+            ):
                 record[f"{label}_{key}"] = getattr(result, key)
         for profile in ("fast", "lossless"):
             if self.best(profile) is not None:

@@ -22,5 +22,5 @@ def split(graph: LayerGraph, replays: int = 3) -> dict[str, float]:
     totals: dict[str, float] = {}
     for event in recorded.events() or ():
         if event.device_type == torch.autograd.DeviceType.CUDA:
-            totals[event.name] = totals.get(event.name, 0.0) + event.device_time_total
+            totals[event.name] = totals.get(event.name, 0.0) + event.time_range.elapsed_us()
     return {name: total / (replays * graph.layers) for name, total in sorted(totals.items(), key=lambda t: -t[1])}

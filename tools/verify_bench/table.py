@@ -76,6 +76,7 @@ def detail_cells(row: Row) -> list[dict[str, str]]:
                 "err32": _error(result, fp32=True),
                 "workspace": f"{result.workspace_bytes:,}",
                 "host us": _number(result.host_us),
+                "first call s": _number(result.first_call_s, 2),
                 "dispatched": result.variant,
             }
         )
