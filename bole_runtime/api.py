@@ -58,7 +58,7 @@ def verify(
         state: pool of committed states, [slots, HV, dv, dk], dk contiguous; fp32, bf16 or fp16.
         slots: int32 or int64 [B], the pool row of each request; -1 marks a padding row: nothing is read, its output
             is zero. The same slot may serve several requests.
-        tree: topology and capacities. Padding nodes have output zero.
+        tree: topology and capacities. Padding nodes have output zero; packed rows that no request owns are unspecified.
         recurrence: family name or spec.
         precision: ``lossless`` or ``fast``.
         out: where to write, the shape of v; must not overlap an input. Default: a new tensor.

@@ -70,6 +70,15 @@ def test_values_are_used_even_when_they_are_not_checked() -> None:
     assert_same_bits("output", unchecked, checked)
 
 
+def test_a_slot_above_the_pool_is_padding_when_values_are_not_checked() -> None:
+    args = {**arguments(), "slots": torch.tensor([3])}
+    out, factors = verify(**args, validate=False)
+    assert bool((out == 0).all())
+    before = args["state"].clone()
+    commit(args["state"], args["slots"], factors, torch.tensor([3]), validate=False)
+    assert_same_bits("state", args["state"], before)
+
+
 def test_a_batch_in_slices_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_runtime.backends import torch_backend
 
