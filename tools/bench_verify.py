@@ -25,6 +25,8 @@ from pathlib import Path
 from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
+# Last on the path, so that an installed package wins: a checkout that was not installed, under the import names.
+sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
 from peers import PEERS, PeerOptions, load_peers
