@@ -54,14 +54,16 @@ class Pool:
         factory: ``module:name`` of the bench class.
         options: its arguments; picklable.
         count: workers.
+        log: file that takes what workers print; their own output otherwise.
 
     Use as a context manager, or call :meth:`close`.
     """
 
-    def __init__(self, factory: str, options: dict[str, Any], count: int = 1) -> None:
+    def __init__(self, factory: str, options: dict[str, Any], count: int = 1, log: str | None = None) -> None:
         self._factory = factory
         self._options = options
         self._count = max(1, count)
+        self._log = log
         # Not fork: a forked child inherits threads' locks and a device context that it cannot use.
         self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
@@ -141,7 +143,7 @@ class Pool:
     def _spawn(self) -> _Worker:
         parent, child = self._context.Pipe()
         process = self._context.Process(
-            target=worker_module.main, args=(child, self._factory, self._options), daemon=True
+            target=worker_module.main, args=(child, self._factory, self._options, self._log), daemon=True
         )
         process.start()
         child.close()

@@ -38,9 +38,20 @@ def _follow_parent() -> None:
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
-def main(pipe: Connection, factory: str, options: dict[str, Any]) -> None:
+def _redirect(log: str) -> None:
+    """Send everything printed here, by compilers in C++ too, to a file."""
+    with contextlib.suppress(OSError):
+        handle = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+        os.dup2(handle, 1)
+        os.dup2(handle, 2)
+        os.close(handle)
+
+
+def main(pipe: Connection, factory: str, options: dict[str, Any], log: str | None = None) -> None:
     """Serve calls: ``(method, args)`` in, ``("ok", result)`` or ``("failed", kind, message, fatal)`` out."""
     _follow_parent()
+    if log is not None:
+        _redirect(log)
     try:
         bench = load(factory)(**options)
     except BaseException as error:
