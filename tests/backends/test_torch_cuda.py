@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bole_testing.cases import ALL, Case
-from bole_testing.cases.base import Setup, chain_tree, check_verify, make_inputs
+from bole_testing.cases.base import Setup, chain_tree, make_inputs
+from bole_testing.cases.checks import check_verify
 
 from bole_runtime import commit, set_backend, verify
 

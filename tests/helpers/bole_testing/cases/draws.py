@@ -9,14 +9,13 @@ from hypothesis import strategies as st
 
 from bole_testing.cases.base import (
     Setup,
-    check_commit,
-    check_verify,
     dense_tree,
     make_inputs,
     make_pending,
     packed_tree,
     random_parents,
 )
+from bole_testing.cases.checks import check_commit, check_verify
 
 
 @dataclass(frozen=True)

@@ -13,13 +13,12 @@ from bole_testing.cases.base import (
     Setup,
     case,
     chain_tree,
-    check_commit,
-    check_verify,
     dense_tree,
     leaves,
     make_inputs,
     random_parents,
 )
+from bole_testing.cases.checks import check_commit, check_verify
 from bole_testing.close import assert_close
 
 CASES: list[Case] = []

@@ -13,14 +13,13 @@ from bole_testing.cases.base import (
     Setup,
     case,
     chain_tree,
-    check_commit,
-    check_verify,
     dense_tree,
     leaves,
     make_inputs,
     packed_tree,
     random_parents,
 )
+from bole_testing.cases.checks import check_commit, check_verify
 from bole_testing.close import assert_close, assert_same_bits
 
 CASES: list[Case] = []

@@ -1,0 +1,78 @@
+"""Comparisons of a verification and a commit with the float64 recurrence."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+
+from bole_runtime.factors import Factors
+from bole_runtime.reference import commit_sequential, verify_sequential
+from bole_testing.cases.base import Inputs, Setup
+from bole_testing.close import assert_close, relative_norm
+
+#: "As accurate as the fp32 sequential recurrence": with one key repeated, the rounding of its norm is drawn once and
+#: then acts at every node in the same direction, so two correct fp32 computations differ by a small factor.
+SEQUENTIAL_SLACK = 4
+
+
+def check_verify(setup: Setup, inputs: Inputs, name: str = "output", *, sequential: bool = False) -> Factors:
+    """Verify, compare with the float64 recurrence, and return the factors. Padding rows must be exactly zero.
+
+    Args:
+        setup: the setup.
+        inputs: the arguments.
+        name: for messages.
+        sequential: allow what the fp32 sequential recurrence itself gets wrong, where that is more than the bound.
+    """
+    before = inputs.state.clone()
+    out, factors = setup.verify(
+        inputs.q, inputs.k, inputs.v, precision=setup.precision, out_dtype=torch.float32, **inputs.arguments
+    )
+    ref = verify_sequential(inputs.q, inputs.k, inputs.v, **inputs.arguments)
+    bound = setup.output_bound
+    if sequential:
+        single = verify_sequential(inputs.q, inputs.k, inputs.v, **inputs.arguments, dtype=torch.float32)
+        bound = max(bound, SEQUENTIAL_SLACK * relative_norm(single, ref))
+    dead = ~inputs.live
+    if inputs.tree.offsets is not None:
+        # Rows that no request owns may hold anything.
+        owned = slice(int(inputs.tree.offsets[0]), int(inputs.tree.offsets[-1]))
+        out, ref, dead = out[owned], ref[owned], dead[owned]
+    else:
+        dead = dead | (inputs.slots < 0).unsqueeze(1)
+    assert_close(name, out, ref, bound)
+    assert bool((out[dead] == 0).all()), f"{name}: a padding row is not zero"
+    assert torch.equal(before.view(torch.uint8), inputs.state.view(torch.uint8)), f"{name}: verify changed the state"
+    return factors
+
+
+def check_commit(
+    setup: Setup,
+    inputs: Inputs,
+    factors: Factors,
+    accepted: Sequence[int],
+    name: str = "state",
+    *,
+    sequential: bool = False,
+) -> torch.Tensor:
+    """Commit to a copy of the pool, compare with the float64 recurrence, and return the pool.
+
+    Rows that nothing is committed to must keep their bits.
+    """
+    nodes = torch.tensor(list(accepted), dtype=torch.int32, device=setup.device)
+    pool = inputs.state.clone()
+    setup.commit(pool, inputs.slots, factors, nodes, precision=setup.precision)
+    ref = commit_sequential(inputs.state, inputs.slots, factors, nodes)
+    written = [b for b, (s, a) in enumerate(zip(inputs.slots.tolist(), accepted, strict=True)) if s >= 0 and a >= 0]
+    rows = [int(inputs.slots[b]) for b in written]
+    bound = setup.state_bound
+    if sequential:
+        single = commit_sequential(inputs.state, inputs.slots, factors, nodes, dtype=torch.float32)
+        bound = max(bound, SEQUENTIAL_SLACK * relative_norm(single[written], ref[written]))
+    if written:
+        assert_close(name, pool[rows], ref[written], bound)
+    others = [s for s in range(pool.shape[0]) if s not in rows]
+    same = torch.equal(pool[others].view(torch.uint8), inputs.state[others].view(torch.uint8))
+    assert same or not others, f"{name}: a slot that nothing was committed to has changed"
+    return pool
