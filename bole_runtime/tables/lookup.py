@@ -163,7 +163,7 @@ class Dispatcher:
         ``warmup`` runs the first against the reference and calls :meth:`mark_checked` when it agrees.
         """
         waiting = []
-        for _, entry in self._ranked(problem, device_name):
+        for _, entry in self.ranked(problem, device_name):
             if self._reason(problem, entry, limits) is None:
                 if self.is_trusted(entry, device_name):
                     break
@@ -192,7 +192,7 @@ class Dispatcher:
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         key = gpu[0] if gpu else "NAME"
         fill = f"run `{tune_command(problem, key)}` to fill the gap"
-        for source, entry in self._ranked(problem, device_name):
+        for source, entry in self.ranked(problem, device_name):
             reason = self._reason(problem, entry, limits)
             if reason is not None:
                 self._warn("unrunnable", f"the entry {entry.key} of {entry.path} cannot run here ({reason}); {fill}")
@@ -240,8 +240,8 @@ class Dispatcher:
                 return variant.reason(problem, entry.config, limits)
         return f"no variant {entry.config.variant!r}"
 
-    def _ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
-        """Yield (GPU key, entry) in the order of the module's docstring."""
+    def ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
+        """Yield (GPU key, entry) in the order of the module's docstring, whether or not an entry can run here."""
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         if gpu is None:
             return

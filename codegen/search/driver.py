@@ -159,7 +159,7 @@ class Driver:
         stop = self._stopper(None if seconds is None else seconds * SEARCH_SHARE)
         searches: list[ClassSearch] = []
         for problem, members in groups:
-            warm = {t: [*self._incumbents(t), *self._related(t)] for t in members}
+            warm = {t: self._warm(t) for t in members}
             try:
                 search = ClassSearch.open(
                     self._env, problem, members, self._options.trials, self._options.anchors, warm
@@ -214,8 +214,9 @@ class Driver:
         for kind, count in search.failures().items():
             self.result.failures[kind] = self.result.failures.get(kind, 0) + count
 
-    def _related(self, target: Target) -> list[Config]:
-        """Return winners of the most similar classes in the buckets of nearest work, each once."""
+    def _warm(self, target: Target) -> list[Config]:
+        """Return what to try first: the table's entry, winners of the most similar classes, entries of near buckets."""
+        hints = self._incumbents(target)
         problem = target.problem
         fields = ("dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending")
 
@@ -227,7 +228,8 @@ class Driver:
         for other in near:
             by_work = sorted(self._winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
             found += [config for _, config in by_work[:2]]
-        return list(dict.fromkeys(found))[:WARM]
+        held = [] if hints.held is None else [hints.held]
+        return list(dict.fromkeys([*held, *found, *hints.near]))[: WARM + 1]
 
 
 def _patient(searches: Sequence[ClassSearch], stop: Stop) -> Stop:

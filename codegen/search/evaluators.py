@@ -29,6 +29,10 @@ class Evaluator(Protocol):
     label: Literal["measured", "predicted"]
     workers: int
 
+    @property
+    def bandwidth_gbs(self) -> float | None:
+        """Bandwidth that floors are computed from, None before it is known."""
+
     def screen(
         self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
     ) -> None:

@@ -17,8 +17,22 @@ from bole_codegen.search.targets import Target, nearest_anchor
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Buckets to what tables of this GPU or a related one hold for them, this GPU first.
-Incumbents = Callable[[Target], Sequence[Config]]
+
+@dataclass(frozen=True)
+class Hints:
+    """What tables say about a bucket.
+
+    Attributes:
+        held: the entry of this very bucket on this GPU, None without one.
+        near: entries of other buckets or related GPUs, nearest first.
+    """
+
+    held: Config | None = None
+    near: tuple[Config, ...] = ()
+
+
+#: Buckets to what tables hold for them.
+Incumbents = Callable[[Target], Hints]
 
 
 @dataclass
@@ -93,12 +107,13 @@ class Finisher:
 
     def _bucket(self, search: ClassSearch, target: Target) -> BucketResult:
         default = search.representative(search.defaults[target])
-        held = [search.representative(c) for c in self._incumbents(target)[:1]]
+        known = self._incumbents(target).held
+        held = None if known is None else search.representative(known)
         finalists, source = self._finalists(search, target)
         passed = [
             c
-            for c in (default, *held)
-            if isinstance(search.screened.get(c), Screened) and search.reason(target, c) is None
+            for c in (default, held)
+            if c is not None and isinstance(search.screened.get(c), Screened) and search.reason(target, c) is None
         ]
         finalists = list(dict.fromkeys([*finalists, *passed]))
         if not finalists:
@@ -114,7 +129,7 @@ class Finisher:
         for config, result in times.items():
             if isinstance(result, Failed):
                 search.set_time(target, config, result)
-        chosen = choose(times, default, held[0] if held else None, lambda c: len(self._render(search, c)))
+        chosen = choose(times, default, held, lambda c: len(self._render(search, c)))
         if chosen is None:
             why = next((r.message for r in times.values() if isinstance(r, Failed)), "no time")
             return BucketResult(target, None, f"every finalist failed; the first reason: {why}")

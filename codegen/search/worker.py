@@ -68,8 +68,9 @@ def main(pipe: Connection, factory: str, options: dict[str, Any], log: str | Non
         except CandidateError as error:
             answer = ("failed", error.kind, error.message[:1000], error.fatal)
         except Exception as error:
-            # What is not foreseen may have left the device in any state.
-            answer = ("failed", "error", f"{type(error).__name__}: {error}"[:1000], True)
+            # What is not foreseen may have left a device in any state.
+            fatal = bool(getattr(bench, "uses_device", True))
+            answer = ("failed", "error", f"{type(error).__name__}: {error}"[:1000], fatal)
         try:
             pipe.send(answer)
         except OSError:

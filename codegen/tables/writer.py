@@ -84,6 +84,28 @@ def write_atomically(path: Path, data: bytes) -> None:
         raise
 
 
+def check_target(path: Path, header: Header) -> TableFile | None:
+    """Return the table that is at ``path``, None when there is none, before anything is merged into it.
+
+    Raises:
+        TableError: the file that is there is not a table.
+        ValueError: it is a table of another GPU or family.
+        OSError: the folder cannot be written.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    if not os.access(path.parent, os.W_OK):
+        raise PermissionError(
+            errno.EACCES, "no permission to write tables here; choose another --out", str(path.parent)
+        )
+    old = load_file(path) if path.exists() else None
+    if old is not None and (old.gpu.key, old.family) != (header.gpu.key, header.family):
+        raise ValueError(
+            f"{path} is a table of {old.family} for {old.gpu.key}, not of {header.family} for {header.gpu.key}; "
+            "choose another --out or move the file away"
+        )
+    return old
+
+
 def merge_entries(path: Path, header: Header, entries: Sequence[Entry], timeout: float = 60.0) -> Merge:
     """Merge ``entries`` into the table at ``path``, creating it if need be.
 
@@ -104,12 +126,7 @@ def merge_entries(path: Path, header: Header, entries: Sequence[Entry], timeout:
     path.parent.mkdir(parents=True, exist_ok=True)
     with locked(path.parent, timeout):
         _remove_leftovers(path)
-        old = load_file(path) if path.exists() else None
-        if old is not None and (old.gpu.key, old.family) != (header.gpu.key, header.family):
-            raise ValueError(
-                f"{path} is a table of {old.family} for {old.gpu.key}, not of {header.family} for {header.gpu.key}; "
-                "choose another --out or move the file away"
-            )
+        old = check_target(path, header)
         table, merge = _merged(path, old, header, entries)
         data = dump(table)
         if not path.exists() or path.read_bytes() != data:

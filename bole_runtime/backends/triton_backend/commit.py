@@ -78,7 +78,7 @@ def _shape_arguments(call: CommitCall, layer: CommitLayer) -> tuple[tuple[Any, .
         *((0, words[0]) if packed else words[:2]),
         *layer.pool.stride()[:3],
     )
-    return before, after
+    return before, (layer.pool.shape[0], *after)
 
 
 @functools.lru_cache(maxsize=256)
@@ -95,7 +95,7 @@ def _layer_table(pointers: tuple[int, ...], device: torch.device) -> torch.Tenso
 def _launch(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> None:
     config, kernels = choose(problem, layers[0].pool.device, call.variant)
     batch, heads = call.slots.shape[0], layers[0].factors.v.shape[-2]
-    before, after = _shape_arguments(call, layers[0])
+    before, (slot_count, *after) = _shape_arguments(call, layers[0])
     tensors = [_pointers(layer) for layer in layers]
     if len(layers) == 1:
         leading: tuple[Any, ...] = tensors[0]
@@ -103,7 +103,8 @@ def _launch(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> No
         leading = (_layer_table(tuple(t.data_ptr() for row in tensors for t in row), layers[0].pool.device),)
     nodes = call.tree.max_nodes if call.tree.is_packed else layers[0].factors.k.shape[1]
     args = (
-        *leading, call.slots, call.accepted, call.tree.ancestors, call.tree.offsets, *before, nodes, heads, batch, *after
+        *leading, call.slots, call.accepted, call.tree.ancestors, call.tree.offsets, *before, nodes, heads,
+        slot_count, batch, *after
     )  # fmt: skip
     which = 0 if len(layers) == 1 else 1
     grid = get_variant("commit", config.variant).grids(problem, config, batch * len(layers), heads)[which]

@@ -117,6 +117,7 @@ def verify(call: VerifyCall) -> None:
         *_pending_arguments(call),
         tree.max_nodes if packed else call.q.shape[1],
         heads,
+        call.state.shape[0],
         call.scale,
         call.beta_scale,
         *rows_strides(call.q, packed),

@@ -72,7 +72,7 @@ def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tu
 
 def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
     rows, tiles = c.tile_rows(problem), -(-problem.dv // config["bv"])
-    return batch * heads * tiles * rows * config["bv"], batch * heads * tiles * 3 * rows
+    return batch * heads * tiles * rows * config["bv"], batch * heads * tiles * 4 * rows
 
 
 CHUNKED = Variant(

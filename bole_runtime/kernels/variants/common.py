@@ -67,6 +67,16 @@ def solves(precision: str) -> tuple[str, ...]:
     return ("tf32", "tf32x3") if precision == "fast" else ("tf32x3",)
 
 
+def scaled(problem: Problem) -> bool:
+    """Whether rows can be too large to square in fp32."""
+    return problem.qk_l2norm and problem.in_dtype != "fp16"
+
+
+def weights(problem: Problem) -> int:
+    """Factors a row that the first of two kernels hands to the second."""
+    return 4 if scaled(problem) else 2
+
+
 def check_precision(problem: Problem, config: Config) -> str | None:
     """Reason why the precision parameters of a verify configuration do not fit the problem, or None."""
     allowed = {
@@ -123,6 +133,8 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "PENDING": problem.pending,
         "RAW": problem.gate_mode == "raw",
         "L2NORM": problem.qk_l2norm,
+        "SCALED": scaled(problem),
+        "WEIGHTS": weights(problem),
         "IN": problem.in_dtype,
         "STATE": problem.state_dtype,
         "PRECISION": problem.precision,
@@ -145,7 +157,7 @@ def stem(problem: Problem, what: str) -> str:
     )
 
 
-def check_blocks(problem: Problem, config: Config, rows: int) -> str | None:
+def check_blocks(problem: Problem, config: Config) -> str | None:
     """Reason why the tiles of a state pass are too large or too small for the program's warps, or None."""
     dk_pad = power_of_two(problem.dk, 32)
     if config["bk"] > dk_pad:
@@ -154,12 +166,17 @@ def check_blocks(problem: Problem, config: Config, rows: int) -> str | None:
         return "without a loop over key dims there is nothing to pipeline"
     if config["bk"] < dk_pad and config["stages"] == 1:
         return "a loop over key dims that is not pipelined waits for each block"
-    threads = 32 * config["warps"]
-    if config["bv"] * config["bk"] > 128 * threads:
+    return check_state_tile(problem, config["bv"], config["bk"], config["warps"])
+
+
+def check_state_tile(problem: Problem, bv: int, bk: int, warps: int) -> str | None:
+    """Reason why a block of the state or its accumulators do not suit a number of warps, or None."""
+    threads = 32 * warps
+    if bv * bk > 128 * threads:
         return "the state block does not fit the registers of its warps"
-    if config["bv"] * config["bk"] < 4 * threads:
+    if bv * bk < 4 * threads:
         return "more threads than there is state to read"
-    if rows * config["bv"] * 2 > 128 * threads:
+    if tile_rows(problem) * bv * 2 > 128 * threads:
         return "the accumulators do not fit the registers of the warps"
     return None
 

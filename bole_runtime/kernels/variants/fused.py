@@ -7,7 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
 from bole_runtime.kernels.variants import common as c
 
-PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -21,7 +21,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     reason = c.check_precision(problem, config) or c.check_tile(problem, config)
     if reason:
         return reason
-    return c.check_blocks(problem, config, rows=c.tile_rows(problem))
+    return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
@@ -33,12 +33,10 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
         {
             "orient": "nodes",
             "bv": bv,
-            "bk": min(256, c.power_of_two(problem.dk, 32)),
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
             "warps": c.default_warps(problem, bv),
-            "stages": 1,
         }
     )
 
@@ -48,7 +46,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     extra = {
         "ROWS": (rows, "pending tokens and nodes of a request"),
         "BV": (config["bv"], "value columns of a program"),
-        "BK": (config["bk"], "key dims read at a time"),
+        "BK": (c.power_of_two(problem.dk), "key dims read at a time"),
         "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
         "LEVELS": c.solve_levels(rows),
     }
@@ -66,7 +64,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             c.stem(problem, "verify_fused"),
             ctx,
             config["warps"],
-            config["stages"],
+            1,
             verify_arguments(problem),
         ),
     )

@@ -8,7 +8,7 @@ from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Var
 from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first kernel makes")
-PREPARE_WARPS = Param("prepare_warps", (1, 2, 4), "warps of a program of the first kernel")
+PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES, ROW_BLOCK, PREPARE_WARPS, SHARE)
 
@@ -34,7 +34,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
-    return c.check_blocks(problem, config, rows=rows)
+    return c.check_blocks(problem, config)
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
@@ -121,7 +121,7 @@ def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tu
 def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
     rows, shared = c.tile_rows(problem), _heads(problem, config)
     programs = batch * heads // shared * (rows // config["row_block"])
-    return batch * heads * rows * rows, batch * heads * 2 * rows + programs * (3 * shared + 1) * rows
+    return batch * heads * rows * rows, batch * heads * c.weights(problem) * rows + programs * (3 * shared + 2) * rows
 
 
 TWO_STAGE = Variant(
