@@ -130,7 +130,7 @@ def _render_plan(problem: Problem, plan: KernelPlan) -> RenderedKernel:
         )
     )
     # Launch options are part of what was measured, though not of the code.
-    digest = text_hash(f"{source}\nnum_warps={plan.num_warps} num_stages={plan.num_stages}")
+    digest = text_hash(f"{source}\n{plan.options}")
     name = f"{plan.stem}_{digest[:8]}"
     return RenderedKernel(name, source.replace(_PLACEHOLDER, name), digest, plan)
 

@@ -35,7 +35,7 @@ class LoadedKernel:
 
     def launch(self, grid: tuple[int, ...], args: tuple[Any, ...]) -> None:
         """Enqueue the kernel on the current stream."""
-        self.function[grid](*args, num_warps=self.plan.num_warps, num_stages=self.plan.num_stages)
+        self.function[grid](*args, **self.plan.options)
 
 
 def kernel_cache_dir() -> Path:

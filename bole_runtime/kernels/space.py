@@ -74,6 +74,7 @@ class KernelPlan:
         num_stages: Triton launch option.
         arguments: of the kernel, in order.
         scratch: the scratch buffers that its variant allocates (the others are None in a launch).
+        pdl: launched while the kernel before it still runs (programmatic dependent launch).
     """
 
     template: str
@@ -83,6 +84,15 @@ class KernelPlan:
     num_stages: int
     arguments: tuple[Argument, ...]
     scratch: tuple[str, ...] = ()
+    pdl: bool = False
+
+    @property
+    def options(self) -> dict[str, Any]:
+        """Triton launch options."""
+        options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
+        if self.pdl:
+            options["launch_pdl"] = True
+        return options
 
 
 @dataclass(frozen=True)

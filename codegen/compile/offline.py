@@ -139,7 +139,7 @@ def compile_offline(rendered: RenderedKernel, problem: Problem, gpu: GpuLimits) 
         compiled = triton.compile(
             ASTSource(function, types, constexprs=constants, attrs=attributes),
             target=GPUTarget("cuda", major * 10 + minor, 32),
-            options={"num_warps": rendered.plan.num_warps, "num_stages": rendered.plan.num_stages},
+            options=rendered.plan.options,
         )
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error

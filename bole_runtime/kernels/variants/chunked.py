@@ -49,6 +49,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "LEVELS": c.solve_levels(config["chunk"]),
         },
         ORIENT="nodes",
+        PREFETCH=False,
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         config_line=str(config),

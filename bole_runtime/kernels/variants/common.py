@@ -21,6 +21,8 @@ SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", 
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
+PREFETCH = Param("prefetch", (False, True), "ask for the state before anything else", ordered=False)
+
 #: Scratch buffers of the verify variants that use any.
 SCRATCH = ("work_ptr", "weights_ptr")
 

@@ -7,7 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
 from bole_runtime.kernels.variants import common as c
 
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -37,6 +37,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
             "warps": c.default_warps(problem, bv),
+            "prefetch": True,
         }
     )
 
@@ -56,6 +57,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
+        PREFETCH=config["prefetch"],
         config_line=str(config),
     )
     return (

@@ -10,7 +10,24 @@ from bole_runtime.kernels.variants import common as c
 ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
-PARAMS = (c.ORIENT, c.BV, c.BK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES, ROW_BLOCK, PREPARE_WARPS, SHARE)
+MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
+PDL = Param("pdl", (False, True), "the second kernel starts early and waits for R (programmatic launch)", ordered=False)
+PARAMS = (
+    c.ORIENT,
+    c.BV,
+    c.BK,
+    c.STATE_DOT,
+    c.MIX,
+    c.SOLVE,
+    c.WARPS,
+    c.STAGES,
+    c.PREFETCH,
+    ROW_BLOCK,
+    PREPARE_WARPS,
+    SHARE,
+    MIX_STORE,
+    PDL,
+)
 
 #: R of more rows is itself too much to write and read.
 MAX_ROWS = 256
@@ -23,7 +40,6 @@ def _applies(problem: Problem) -> str | None:
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
-    del gpu
     reason = c.check_precision(problem, config) or c.check_tile(problem, config)
     if reason:
         return reason
@@ -32,6 +48,12 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"row_block={block} is more than the {rows} rows of a tile"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
+    if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
+        return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
+    if config["pdl"] and gpu.compute_capability < (9, 0):
+        return "programmatic launch needs compute capability 9.0"
+    if config["prefetch"] and config["bk"] < c.power_of_two(problem.dk, 32):
+        return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
     return c.check_blocks(problem, config)
@@ -55,12 +77,19 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "row_block": block,
             "prepare_warps": block // 16,
             "share": False,
+            "prefetch": False,
+            "mix_store": "fp32",
+            "pdl": False,
         }
     )
 
 
 def _heads(problem: Problem, config: Config) -> int:
     return problem.group if config["share"] else 1
+
+
+def _line(config: Config, *names: str) -> str:
+    return " ".join(f"{name}={config[name]}" for name in names)
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
@@ -77,7 +106,9 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         },
         BLOCKS=blocks,
         HEADS=_heads(problem, config),
-        config_line=f"row_block={config['row_block']} solve={config['solve']} share={config['share']}",
+        MIX_STORE=config["mix_store"],
+        PDL=config["pdl"],
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
     )
     readout = c.context(
         problem,
@@ -89,7 +120,10 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
-        config_line=f"orient={config['orient']} bv={config['bv']} bk={config['bk']} state_dot={config['state_dot']} mix={config['mix']}",
+        MIX_STORE=config["mix_store"],
+        PDL=config["pdl"],
+        PREFETCH=config["prefetch"],
+        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "mix_store", "pdl"),
     )
     return (
         KernelPlan(
@@ -109,6 +143,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["stages"],
             verify_arguments(problem),
             c.SCRATCH,
+            pdl=config["pdl"],
         ),
     )
 
