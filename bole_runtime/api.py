@@ -66,7 +66,7 @@ def verify(
         factors: buffers from :meth:`Factors.allocate` to copy the inputs to. Default: the factors alias the inputs,
             which must then stay unchanged until the commit.
         workspace: scratch memory for kernels that need it; allocated if missing.
-        pending: accepted tokens that are not in the state yet.
+        pending: accepted tokens that are not in the state yet; its gates are ready ones in every gate mode.
         scale: factor of q; default from the family, dk ** -0.5.
         qk_l2norm: whether to l2-normalise q and k; default from the family.
         variant: pin a kernel configuration instead of looking one up.
@@ -107,7 +107,7 @@ def verify(
     if out_dtype is not None and out_dtype not in DATA_DTYPES:
         raise TypeError(f"out_dtype: {out_dtype!r} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
     if pending is not None:
-        buffers.check_pending(spec, mode, pending, k, v, state.shape[0])
+        buffers.check_pending(spec, pending, k, v, state.shape[0])
     if factors is not None:
         buffers.check_capture(spec, factors, k, v)
     if workspace is not None:

@@ -25,7 +25,8 @@ class PendingChain:
     Attributes:
         k: [slots, capacity, HK, dk], raw keys, the dtype of the call's k.
         v: [slots, capacity, HV, dv].
-        gates: per-node gates of the call's gate mode, [slots, capacity, HV]. Per-head parameters come from the call.
+        gates: ready gates (``g`` and ``beta``), [slots, capacity, HV], fp32 (fp64 for fp64 keys), whatever the gate
+            mode of the call: a ring is filled from captured factors. All of one layout.
         length: int32 [slots], 0 to capacity.
         start: int32 [slots], 0 to capacity - 1.
     """
@@ -54,12 +55,11 @@ class Factors:
         gate_mode: mode of ``gates``: ``ready`` for captured factors, whatever the call had.
         k: [B, N, HK, dk] or packed [T, HK, dk].
         v: [B, N, HV, dv] or packed [T, HV, dv].
-        gates: per node and head, and the per-head parameters of the mode (of the pending chain's mode too).
+        gates: per node and head, and the per-head parameters of the mode.
         beta_scale: factor of sigmoid(b) in raw mode.
         qk_l2norm: whether k is l2-normalised.
         tree: the topology that was verified.
         pending: the pending chain that was verified on top of, or None.
-        pending_mode: gate mode of ``pending.gates``.
     """
 
     spec: RecurrenceSpec
@@ -71,7 +71,6 @@ class Factors:
     qk_l2norm: bool
     tree: TreeBatch
     pending: PendingChain | None = None
-    pending_mode: str = "ready"
 
     @classmethod
     def allocate(
@@ -141,15 +140,10 @@ def factors_of(call: VerifyCall) -> Factors:
     if capture is None:
         return Factors(
             call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree,
-            call.pending, call.gate_mode,
+            call.pending,
         )  # fmt: skip
-    gates = capture.gates
-    if call.pending is not None and call.gate_mode != capture.gate_mode:
-        # The pending chain still holds gates of the call's mode: keep the parameters that they need.
-        gates = {**gates, **{i.name: call.gates[i.name] for i in call.spec.parameters(call.gate_mode)}}
     return Factors(
-        call.spec, capture.gate_mode, capture.k, capture.v, gates, call.beta_scale, call.qk_l2norm, call.tree,
-        call.pending, call.gate_mode,
+        call.spec, capture.gate_mode, capture.k, capture.v, capture.gates, 1.0, call.qk_l2norm, call.tree, call.pending
     )  # fmt: skip
 
 

@@ -10,13 +10,11 @@ from bole_runtime.calls import CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
-from bole_runtime.validate import check_gates, check_last_stride, check_state, check_tensor, not_a, wrong_shape
+from bole_runtime.validate import check_last_stride, check_state, check_tensor, not_a, wrong_shape
 
 
-def check_pending(
-    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int
-) -> None:
-    """Check a pending chain against the call's k, v, gate mode and the slots of the pool.
+def check_pending(spec: RecurrenceSpec, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int) -> None:
+    """Check a pending chain against the call's k and v and the slots of the pool.
 
     Raises:
         TypeError: a wrong type or dtype.
@@ -38,11 +36,13 @@ def check_pending(
         wrong_shape("pending.v", pending.v, (*lead, *v.shape[-2:]), "slots of the pool, capacity, HV, dv")
     check_last_stride("pending.k", pending.k)
     check_last_stride("pending.v", pending.v)
-    names = {i.name for i in spec.node_gates(mode)}
+    names = {i.name for i in spec.node_gates("ready")}
     if not isinstance(pending.gates, Mapping) or pending.gates.keys() != names:
         given = sorted(pending.gates) if isinstance(pending.gates, Mapping) else type(pending.gates).__name__
-        raise ValueError(f"pending.gates: expected exactly {sorted(names)} (the call's mode, {mode!r}), got {given}")
-    check_gates(spec, mode, pending.gates, lead, v.shape[-2], device, "pending.gates")
+        raise ValueError(
+            f"pending.gates: expected exactly {sorted(names)} (ready gates, whatever the call's gate mode), got {given}"
+        )
+    check_gate_buffers(spec, "pending.gates", pending.gates, (*lead, v.shape[-2]), k)
     for name, t in (("pending.length", pending.length), ("pending.start", pending.start)):
         check_tensor(name, t, device, (torch.int32,))
         if t.shape != (slots,) or not t.is_contiguous():
@@ -68,12 +68,30 @@ def check_capture(spec: RecurrenceSpec, factors: Factors, k: torch.Tensor, v: to
         if t.shape != like.shape:
             wrong_shape(name, t, like.shape, "the shape of the input it captures")
         check_last_stride(name, t)
-    gate_dtype = torch.float64 if k.dtype is torch.float64 else torch.float32
+        if t.shape[-2] > 1 and t.stride(-2) != t.shape[-1]:
+            raise ValueError(f"{name}: the heads of a node must be contiguous, got strides {t.stride()}")
+    check_gate_buffers(spec, "factors.gates", factors.gates, tuple(v.shape[:-1]), k)
+
+
+def check_gate_buffers(
+    spec: RecurrenceSpec, name: str, gates: Mapping[str, torch.Tensor], shape: tuple[int, ...], k: torch.Tensor
+) -> None:
+    """Check ready gates in buffers of Bole's own: fp32 (fp64 for fp64 keys), heads contiguous, all of one layout.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device, shape or stride.
+    """
+    dtype = torch.float64 if k.dtype is torch.float64 else torch.float32
+    strides = {}
     for i in spec.node_gates("ready"):
-        t = check_tensor(f"factors.gates[{i.name!r}]", factors.gates.get(i.name), k.device, (gate_dtype,))
-        if t.shape != v.shape[:-1]:
-            wrong_shape(f"factors.gates[{i.name!r}]", t, v.shape[:-1], "one value a node and value head")
-        check_last_stride(f"factors.gates[{i.name!r}]", t)
+        t = check_tensor(f"{name}[{i.name!r}]", gates.get(i.name), k.device, (dtype,))
+        if t.shape != shape:
+            wrong_shape(f"{name}[{i.name!r}]", t, shape, "one value a node and value head")
+        check_last_stride(f"{name}[{i.name!r}]", t)
+        strides[i.name] = t.stride()[:-1]
+    if len(set(strides.values())) > 1:
+        raise ValueError(f"{name}: all must have the same strides, got {strides}")
 
 
 def _extent(t: torch.Tensor) -> int:

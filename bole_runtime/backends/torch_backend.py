@@ -119,10 +119,7 @@ def verify(call: VerifyCall) -> None:
     index, live = tree.rows()
     live = live & ok.unsqueeze(1)
     mask = tree.mask() & live.unsqueeze(2)
-    pending_gates = None
-    if pending is not None:
-        merged = {**call.gates, **pending.gates}
-        pending_gates = ready_gates(spec, merged, call.gate_mode, call.beta_scale)
+    pending_gates = None if pending is None else ready_gates(spec, pending.gates, "ready", 1.0)
     rows = tree.max_nodes + (0 if pending is None else pending.capacity)
     result = torch.zeros(tree.max_total + 1, *call.v.shape[skip:], dtype=dtype, device=call.v.device)
     # Rows that are not live land in one extra row, which is dropped.
@@ -178,10 +175,7 @@ def _commit_layer(
     slots = call.slots.long()
     ok = chosen & (slots >= 0) & (slots < pool.shape[0])
     gates = ready_gates(spec, factors.gates, factors.gate_mode, factors.beta_scale)
-    pending_gates = None
-    if pending is not None:
-        merged = {**factors.gates, **pending.gates}
-        pending_gates = ready_gates(spec, merged, factors.pending_mode, factors.beta_scale)
+    pending_gates = None if pending is None else ready_gates(spec, pending.gates, "ready", 1.0)
     longest = compact.shape[1]
     live = (torch.arange(longest, device=pool.device) < length.unsqueeze(1)) & ok.unsqueeze(1)
     chain_mask = torch.ones(longest, longest, dtype=torch.bool, device=pool.device).tril() & live.unsqueeze(2)

@@ -105,7 +105,7 @@ def verify_sequential(
     tokens = _Tokens(spec, q, k, v, tensors, mode, beta_scale, l2norm, dtype)
     assert tokens.q is not None
     tokens.q = tokens.q * (spec.default_scale(q.shape[-1]) if scale is None else scale)
-    chain = None if pending is None else _pending_tokens(spec, pending, tensors, mode, beta_scale, l2norm, dtype)
+    chain = None if pending is None else _pending_tokens(spec, pending, l2norm, dtype)
     out = torch.zeros_like(tokens.v)
     for slot, nodes in zip(slots.tolist(), _topology(tree), strict=True):
         if not 0 <= slot < state.shape[0]:
@@ -121,17 +121,8 @@ def verify_sequential(
     return out.reshape(v.shape)
 
 
-def _pending_tokens(
-    spec: RecurrenceSpec,
-    pending: PendingChain,
-    gates: Mapping[str, torch.Tensor],
-    mode: str,
-    beta_scale: float,
-    l2norm: bool,
-    dtype: torch.dtype,
-) -> _Tokens:
-    merged = {**pending.gates, **{i.name: gates[i.name] for i in spec.parameters(mode)}}
-    return _Tokens(spec, None, pending.k, pending.v, merged, mode, beta_scale, l2norm, dtype)
+def _pending_tokens(spec: RecurrenceSpec, pending: PendingChain, l2norm: bool, dtype: torch.dtype) -> _Tokens:
+    return _Tokens(spec, None, pending.k, pending.v, pending.gates, "ready", 1.0, l2norm, dtype)
 
 
 def commit_sequential(
@@ -152,9 +143,7 @@ def commit_sequential(
     )
     chain = None
     if factors.pending is not None:
-        chain = _pending_tokens(
-            spec, factors.pending, factors.gates, factors.pending_mode, factors.beta_scale, factors.qk_l2norm, dtype
-        )
+        chain = _pending_tokens(spec, factors.pending, factors.qk_l2norm, dtype)
     out = torch.zeros(slots.shape[0], *pool.shape[1:], dtype=dtype, device=pool.device)
     for b, (slot, node, nodes) in enumerate(zip(slots.tolist(), accepted.tolist(), _topology(tree), strict=True)):
         if not 0 <= slot < pool.shape[0]:

@@ -219,7 +219,6 @@ def open_bucket(target: Target, layers: int, seed: int, device: torch.device | s
             qk_l2norm=spec.qk_l2norm,
             tree=tree,
             pending=pending,
-            pending_mode=problem.gate_mode,
         )
         for part in (() if verify else inputs.layers)
     ]

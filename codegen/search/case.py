@@ -140,15 +140,13 @@ def make_pending(problem: Problem, hk: int, hv: int, slots: int, like: Tensor, s
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=like.device)
 
-    names = [i.name for i in get_family(problem.family).node_gates(problem.gate_mode)]
-    gates = {n: normal(slots, cap, hv) for n in names}
+    # A ring holds ready gates in every gate mode.
+    gates = {n: normal(slots, cap, hv) for n in (i.name for i in get_family(problem.family).node_gates("ready"))}
     for name, tensor in gates.items():
         if name == "g":
             tensor.abs_().neg_()
         elif name == "beta":
             tensor.sigmoid_()
-        elif problem.gate_mode == "raw":
-            gates[name] = tensor.to(like.dtype)
 
     def integers(low: int, high: int) -> Tensor:
         return torch.randint(low, high, (slots,), generator=generator, device=like.device, dtype=torch.int32)

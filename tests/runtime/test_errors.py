@@ -222,6 +222,8 @@ def test_capture_buffers() -> None:
         ValueError, match="factors: buffers of family 'gdn' with 'raw' gates, expected 'gdn' with 'ready'"
     ):
         call({"factors": buffers().replace(gate_mode="raw")})
+    with pytest.raises(ValueError, match=r"factors\.k: the heads of a node must be contiguous"):
+        call({"factors": buffers().replace(k=torch.zeros(B, N, HK, DK + 1)[..., :DK])})
     with pytest.raises(ValueError, match="value_heads: 3 is not a positive multiple of key_heads = 2"):
         buffers(value_heads=3)
 
@@ -246,8 +248,16 @@ def test_pending_chains() -> None:
         call({"pending": chain(k=torch.zeros(3, HK, DK))})
     with pytest.raises(ValueError, match=r"pending\.k: the capacity"):
         call({"pending": chain(k=torch.zeros(SLOTS, 0, HK, DK))})
-    with pytest.raises(ValueError, match=r"pending\.gates: expected exactly \['a', 'b'\] .the call's mode, 'raw'"):
+    with pytest.raises(AssertionError, match="the backend was reached"):
         call({"pending": chain()}, raw=True)
+    gates = chain().gates
+    with pytest.raises(ValueError, match=r"pending\.gates: expected exactly \['beta', 'g'\] .ready gates, whatever"):
+        call({"pending": chain(gates={"a": gates["g"], "b": gates["beta"]})}, raw=True)
+    with pytest.raises(TypeError, match=r"pending\.gates\['g'\]: dtype torch\.bfloat16 is not allowed"):
+        call({"pending": chain(gates={**gates, "g": gates["g"].bfloat16()})})
+    wide = torch.zeros(SLOTS, 4, HV)[:, :3]
+    with pytest.raises(ValueError, match=r"pending\.gates: all must have the same strides"):
+        call({"pending": chain(gates={**gates, "beta": wide})})
     with pytest.raises(TypeError, match=r"pending\.length: dtype torch\.int64 is not allowed"):
         call({"pending": chain(length=torch.zeros(SLOTS, dtype=torch.int64))})
     with pytest.raises(ValueError, match=r"pending\.length: values must be 0 to 3"):

@@ -235,14 +235,13 @@ def raw_gates(lead: Sequence[int], heads: int, gen: torch.Generator) -> dict[str
 def make_pending(
     setup: Setup, inputs: Inputs, capacity: int, lengths: Sequence[int], starts: Sequence[int], seed: int = 7
 ) -> PendingChain:
-    """Return a pending chain of random tokens; rows outside a chain hold NaN."""
+    """Return a pending chain of random tokens with ready gates, whatever the inputs have; rows outside it hold NaN."""
     gen = torch.Generator().manual_seed(seed)
     total = inputs.state.shape[0]
     heads = inputs.v.shape[-2]
     k = torch.randn(total, capacity, *inputs.k.shape[-2:], generator=gen)
     v = torch.randn(total, capacity, *inputs.v.shape[-2:], generator=gen)
-    made = (ready_gates if "g" in inputs.gates else raw_gates)((total, capacity), heads, gen)
-    gates = {name: t for name, t in made.items() if t.dim() == 3}
+    gates = ready_gates((total, capacity), heads, gen)
     for s in range(total):
         used = {(starts[s] + t) % capacity for t in range(lengths[s])}
         unused = [i for i in range(capacity) if i not in used]

@@ -255,6 +255,31 @@ def captured_packed(setup: Setup) -> None:
 
 
 @case(CASES)
+def a_ring_filled_from_captured_factors(setup: Setup) -> None:
+    # Raw gates in the call, ready ones in its buffers and in the ring: a deferred commit equals two commits.
+    tree, slots = dense_tree(setup, [[-1, 0, 0, 1], [-1, 0, 1, 2]]), [2, 0]
+    first, second = (make_inputs(setup, tree, mode="raw", slots=slots, pool_slots=3, seed=n) for n in (1, 2))
+    first.gates["beta_scale"] = second.gates["beta_scale"] = 2.0
+    buffers = Factors.allocate(
+        tree, key_heads=2, value_heads=4, dk=32, dv=32, dtype=setup.in_dtype, device=setup.device
+    )
+    _, factors = setup.verify(first.q, first.k, first.v, factors=buffers, precision=setup.precision, **first.arguments)
+    pool = check_commit(setup, first, factors, [3, 1])
+    pending = make_pending(setup, first, 4, lengths=[2, 0, 3], starts=[3, 1, 2])
+    for b, (slot, path) in enumerate(zip(slots, ([0, 1, 3], [0, 1]), strict=True)):
+        rows = [(int(pending.start[slot]) + t) % 4 for t in range(len(path))]
+        pending.k[slot, rows], pending.v[slot, rows] = factors.k[b, path], factors.v[b, path]
+        for name, gate in pending.gates.items():
+            gate[slot, rows] = factors.gates[name][b, path]
+    deferred = second.replace(state=first.state, options={"pending": pending})
+    late = check_commit(setup, deferred, check_verify(setup, deferred), [2, 3])
+    if setup.state_dtype is torch.float32:
+        direct = second.replace(state=pool)
+        soon = check_commit(setup, direct, check_verify(setup, direct), [2, 3])
+        assert_close("deferred", late[slots], soon[slots], 2 * setup.state_bound)
+
+
+@case(CASES)
 def several_layers_in_one_commit(setup: Setup) -> None:
     tree = dense_tree(setup, [[-1, 0, 0, 1], [-1, 0, 1, 2]])
     layers = [make_inputs(setup, tree, slots=[1, 2], pool_slots=3, seed=n) for n in range(3)]
