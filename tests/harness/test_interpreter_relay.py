@@ -62,7 +62,26 @@ def test_after_death(): pass
 def test_hang(): time.sleep(60)
 """
 
-PLAIN = "import os\ndef test_plain(): assert 'TRITON_INTERPRET' not in os.environ\n"
+# A marked test after a plain one of its module: what the plain one has set up must be torn down before the next module.
+MIXED = """
+import os
+import pytest
+
+@pytest.fixture(scope="module", autouse=True)
+def module_wide():
+    os.environ["MIXED"] = "set up"
+    yield
+    del os.environ["MIXED"]
+
+def test_here(): assert "TRITON_INTERPRET" not in os.environ
+@pytest.mark.interpreter
+def test_there(): assert os.environ["TRITON_INTERPRET"] == "1"
+"""
+
+PLAIN = """
+import os
+def test_plain(): assert not {"TRITON_INTERPRET", "MIXED"} & os.environ.keys()
+"""
 
 
 @pytest.mark.slow
@@ -73,9 +92,8 @@ def test_outcomes_reach_the_parent(tmp_path: Path, extra: list[str]) -> None:
     pytest.importorskip("pytest_timeout")
     (tmp_path / "conftest.py").write_text((TESTS / "conftest.py").read_text())
     (tmp_path / "test_cases.py").write_text(CASES)
-    (tmp_path / "test_plain.py").write_text(
-        "import os\ndef test_plain(): assert 'TRITON_INTERPRET' not in os.environ\n"
-    )
+    (tmp_path / "test_mixed.py").write_text(MIXED)
+    (tmp_path / "test_plain.py").write_text(PLAIN)
     markers = "\n    ".join(f"{m}: m" for m in ("gpu", "slow", "interpreter", "exhaustive"))
     (tmp_path / "pytest.ini").write_text(f"[pytest]\npythonpath = {TESTS / 'helpers'}\nmarkers =\n    {markers}\n")
     env = {k: v for k, v in os.environ.items() if not k.startswith(("PYTEST_", "TRITON_INTERPRET"))}
@@ -87,7 +105,7 @@ def test_outcomes_reach_the_parent(tmp_path: Path, extra: list[str]) -> None:
         text=True,
         timeout=240,
     )
-    assert "3 failed, 5 passed, 1 skipped, 1 xfailed, 1 error" in run.stdout, run.stdout + run.stderr
+    assert "3 failed, 7 passed, 1 skipped, 1 xfailed, 1 error" in run.stdout, run.stdout + run.stderr
     assert "wrong sum" in run.stdout
     assert "teardown broke" in run.stdout
     assert "it ended with status 7" in run.stdout

@@ -152,7 +152,7 @@ class InterpreterRelay:
         self._files = sorted({str(item.path) for item in marked})
 
     @pytest.hookimpl(tryfirst=True)
-    def pytest_runtest_protocol(self, item: pytest.Item) -> bool | None:
+    def pytest_runtest_protocol(self, item: pytest.Item, nextitem: pytest.Item | None) -> bool | None:
         if not self._active or not item.get_closest_marker(MARKER) or item.get_closest_marker("skip"):
             return None
         item.ihook.pytest_runtest_logstart(nodeid=item.nodeid, location=item.location)
@@ -167,6 +167,12 @@ class InterpreterRelay:
                 self._child.close(kill=True)
                 self._child = None
             item.ihook.pytest_runtest_logreport(report=_failure(item, f"the interpreter child was lost: {lost}"))
+        # Tests of this process may have set up the item's module; no one else tears it down before the next one. (Not
+        # the teardown hook: plugins expect a setup before it.)
+        state = item.session._setupstate
+        call = pytest.CallInfo.from_call(lambda: state.teardown_exact(nextitem), when="teardown")
+        if call.excinfo is not None:
+            item.ihook.pytest_runtest_logreport(report=pytest.TestReport.from_item_and_call(item, call))
         item.ihook.pytest_runtest_logfinish(nodeid=item.nodeid, location=item.location)
         return True
 
