@@ -1,0 +1,290 @@
+"""Compile, load and check every kernel a geometry can need, before a CUDA graph is captured or traffic arrives."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass, field
+
+import torch
+
+from bole_runtime.api import commit, verify
+from bole_runtime.backends import backend_name, torch_backend
+from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
+from bole_runtime.factors import Factors
+from bole_runtime.families import RecurrenceSpec, get_family
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config
+from bole_runtime.tree import TreeBatch
+
+#: Relative Frobenius error allowed against the torch backend, by precision: outputs at fp32.
+OUTPUT_BOUND = {"lossless": 5e-6, "fast": 3e-3}
+#: The same for a committed fp32 state; a 16-bit state adds its own rounding.
+STATE_BOUND = {"lossless": 1e-6, "fast": 1e-3}
+ROUNDING = {torch.float32: 0.0, torch.float16: 1e-3, torch.bfloat16: 4e-3}
+
+
+@dataclass
+class WarmupReport:
+    """What a warm-up did.
+
+    Attributes:
+        checked: problems, with the configuration that a call of that size takes and its error.
+        failed: entries that disagreed with the reference here and will not be used, with the reason.
+        seconds: wall-clock time.
+    """
+
+    checked: list[tuple[Problem, Config, float]] = field(default_factory=list)
+    failed: list[tuple[Problem, Config, str]] = field(default_factory=list)
+    seconds: float = 0.0
+
+    def __str__(self) -> str:
+        text = f"{len({c for _, c, _ in self.checked})} kernel configurations ready for {len(self.checked)} sizes"
+        if self.failed:
+            text += f", {len(self.failed)} table entries refused"
+        return f"{text}, {self.seconds:.1f} s"
+
+
+@dataclass(frozen=True)
+class _Geometry:
+    spec: RecurrenceSpec
+    hk: int
+    hv: int
+    dk: int
+    dv: int
+    nodes: int
+    depth: int
+    dtype: torch.dtype
+    state_dtype: torch.dtype
+    gate_mode: str
+    gate_dtype: torch.dtype
+    index_dtype: torch.dtype
+    packed: bool
+    device: torch.device
+
+
+def _as_tuple(value: str | Sequence[str]) -> tuple[str, ...]:
+    return (value,) if isinstance(value, str) else tuple(value)
+
+
+def _batches(max_batch: int) -> Iterable[int]:
+    batch = 1
+    while batch < max_batch:
+        yield batch
+        batch *= 2
+    yield max_batch
+
+
+def _tree(g: _Geometry, batch: int) -> TreeBatch:
+    parents = torch.tensor([[(i - 1) // 2 if i else -1 for i in range(g.nodes)]] * batch, dtype=torch.int32)
+    if g.packed:
+        offsets = torch.arange(batch + 1, dtype=torch.int32) * g.nodes
+        return TreeBatch.from_packed(parents.flatten().to(g.device), offsets.to(g.device), g.nodes, max_depth=g.depth)
+    return TreeBatch.from_parents(parents.to(g.device), max_depth=g.depth)
+
+
+def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCall:
+    """A small call whose kernels are those of a larger one: random inputs, every slot live."""
+    make = torch.Generator(device=g.device).manual_seed(20260801 + batch)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=make, device=g.device)
+
+    tree = _tree(g, batch)
+    lead = tree.lead
+    raw = {
+        "a": normal(*lead, g.hv).to(g.gate_dtype),
+        "b": normal(*lead, g.hv).to(g.gate_dtype),
+        "A_log": normal(g.hv),
+        "dt_bias": normal(g.hv),
+    }
+    ready = {"g": -normal(*lead, g.hv).abs(), "beta": torch.sigmoid(normal(*lead, g.hv))}
+    capture = None
+    if captured:
+        capture = Factors.allocate(
+            tree, key_heads=g.hk, value_heads=g.hv, dk=g.dk, dv=g.dv, dtype=g.dtype, recurrence=g.spec
+        )
+    v = normal(*lead, g.hv, g.dv).to(g.dtype)
+    return VerifyCall(
+        spec=g.spec,
+        q=normal(*lead, g.hk, g.dk).to(g.dtype),
+        k=normal(*lead, g.hk, g.dk).to(g.dtype),
+        v=v,
+        gates=raw if g.gate_mode == "raw" else ready,
+        gate_mode=g.gate_mode,
+        beta_scale=1.0,
+        state=normal(batch, g.hv, g.dv, g.dk).to(g.state_dtype),
+        slots=torch.arange(batch, device=g.device, dtype=g.index_dtype),
+        tree=tree,
+        precision=precision,
+        scale=g.spec.default_scale(g.dk),
+        qk_l2norm=g.spec.qk_l2norm,
+        out=torch.full(v.shape, float("nan"), device=g.device),
+        capture=capture,
+    )
+
+
+def _error(got: torch.Tensor, want: torch.Tensor) -> float:
+    norm = want.double().norm().clamp_min(1e-30)
+    error = float((got.double() - want.double()).norm() / norm)
+    return error if error == error else float("inf")
+
+
+def _check_verify(call: VerifyCall, config: Config | None) -> float:
+    out, _ = verify(
+        call.q, call.k, call.v, gates=call.gates, state=call.state, slots=call.slots, tree=call.tree,
+        recurrence=call.spec, precision=call.precision, out=call.out, factors=call.capture, variant=config,
+    )  # fmt: skip
+    want = VerifyCall(**{name: getattr(call, name) for name in VerifyCall.__slots__})
+    want.out, want.capture, want.variant = torch.empty_like(out), None, None
+    torch_backend.verify(want)
+    return _error(out, want.out)
+
+
+def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
+    factors = Factors(
+        call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree
+    )  # fmt: skip
+    accepted = torch.full_like(call.slots, call.tree.max_nodes - 1)
+    pools = [call.state.clone() for _ in range(layers)]
+    commit(pools, call.slots, [factors] * layers, accepted, precision=call.precision, variant=config, validate=False)
+    want = call.state.float()
+    torch_backend.commit(
+        CommitCall(call.spec, (CommitLayer(want, factors),), call.slots, accepted, call.tree, call.precision)
+    )
+    return max(_error(pool, want) for pool in pools)
+
+
+def warmup(
+    *,
+    key_heads: int,
+    value_heads: int,
+    dk: int,
+    dv: int,
+    max_batch: int,
+    max_nodes: int,
+    max_depth: int | None = None,
+    recurrence: str | RecurrenceSpec = "gdn",
+    dtype: torch.dtype = torch.bfloat16,
+    state_dtype: torch.dtype = torch.float32,
+    gate_mode: str = "raw",
+    gate_dtype: torch.dtype | None = None,
+    index_dtype: torch.dtype = torch.int32,
+    precision: str | Sequence[str] = "lossless",
+    packed: bool = False,
+    captured: bool = False,
+    layers: int = 1,
+    device: torch.device | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> WarmupReport:
+    """Make every kernel ready that calls of a geometry can take, and check each once against the torch backend.
+
+    Call it before capturing CUDA graphs: compilation and module loading are not allowed inside a capture. Table
+    entries that were written under another Triton minor version, or predicted without a GPU, are used only after this
+    has checked them on this device; the result is remembered in the user's cache. Synchronises the device.
+
+    Args:
+        key_heads: HK of this rank.
+        value_heads: HV of this rank.
+        dk: key head dimension.
+        dv: value head dimension.
+        max_batch: largest number of requests; every power of two up to it is prepared.
+        max_nodes: node capacity of the trees (``TreeBatch.max_nodes``).
+        max_depth: depth capacity; default ``max_nodes - 1``.
+        recurrence: family name or spec.
+        dtype: of q, k and v.
+        state_dtype: of the state pools.
+        gate_mode: ``raw`` or ``ready``.
+        gate_dtype: of the raw per-node gate inputs; default, ``dtype``.
+        index_dtype: of slots and accepted nodes.
+        precision: one profile or several.
+        packed: prepare packed trees instead of dense ones.
+        captured: prepare verification that copies factors to buffers.
+        layers: layers of one commit; above 1 the all-layer launch is prepared too.
+        device: default, the current CUDA device, or the CPU without one.
+        progress: called with one line for each size.
+
+    Returns:
+        What was checked.
+
+    Raises:
+        RuntimeError: what a call would take disagrees with the torch backend.
+        ValueError: a geometry or a name is not supported.
+    """
+    started = time.perf_counter()
+    spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    report = WarmupReport()
+    geometry = _Geometry(
+        spec, key_heads, value_heads, dk, dv, max_nodes, max_nodes - 1 if max_depth is None else max_depth, dtype,
+        state_dtype, gate_mode, gate_dtype or dtype, index_dtype, packed, where,
+    )  # fmt: skip
+    if backend_name(where) != "triton":
+        report.seconds = time.perf_counter() - started
+        return report
+    for profile in _as_tuple(precision):
+        for batch in _batches(max_batch):
+            _warm_size(geometry, batch, profile, captured, layers, report)
+            if progress is not None:
+                progress(f"{spec.name} {profile} batch {batch}: {report.checked[-1][1]}")
+    if where.type == "cuda":
+        torch.cuda.synchronize(where)
+    report.seconds = time.perf_counter() - started
+    return report
+
+
+def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers: int, report: WarmupReport) -> None:
+    from bole_runtime.backends.triton_backend import select
+    from bole_runtime.backends.triton_backend.commit import commit_problem
+    from bole_runtime.backends.triton_backend.verify import verify_problem
+
+    # The kernels do not depend on the batch, only the choice among them does: check with few requests.
+    call = _call(g, min(batch, 2), precision, captured)
+    alone = _call(g, min(batch, 2), precision, False) if captured else call
+    work = select.buckets(g.nodes, g.depth, 0, batch, g.hv)[3]
+    factors = Factors(call.spec, call.gate_mode, call.k, call.v, call.gates, 1.0, call.qk_l2norm, call.tree)
+    layer = CommitLayer(call.state, factors)
+    commit_call = CommitCall(call.spec, (layer,), call.slots, call.slots, call.tree, precision)
+    verify_bound = OUTPUT_BOUND[precision]
+    commit_bound = STATE_BOUND[precision] + ROUNDING[g.state_dtype]
+    problems: list[tuple[Problem, Callable[[Config], float], float]] = [
+        (verify_problem(call).replace(work=work), lambda c: _check_verify(call, c), verify_bound),
+        (
+            commit_problem(commit_call, layer).replace(work=work),
+            lambda c: max(_check_commit(alone, c, n) for n in sorted({1, layers})),
+            commit_bound,
+        ),
+    ]
+    for problem, check, bound in problems:
+        if g.device.type == "cuda":
+            _admit(problem, check, bound, g.device, report)
+        config, _ = select.choose(problem, g.device, None)
+        error = check(config)
+        if not error <= bound:
+            raise RuntimeError(
+                f"{problem.key()} with {config} is off by {error:.1e} here, the profile allows {bound:.1e}: pin "
+                "another configuration with variant=, retune with bole-tune, or set BOLE_BACKEND=torch"
+            )
+        report.checked.append((problem, config, error))
+
+
+def _admit(
+    problem: Problem, check: Callable[[Config], float], bound: float, device: torch.device, report: WarmupReport
+) -> None:
+    """Check the entries that would be preferred if they were trusted, until one is right."""
+    from bole_runtime.backends.triton_backend import select
+    from bole_runtime.tables.lookup import dispatcher
+
+    index = device.index if device.index is not None else torch.cuda.current_device()
+    name, limits = select.limits_of(index)
+    for entry in dispatcher().unchecked(problem, name, limits):
+        try:
+            error = check(entry.config)
+        except Exception as failure:
+            report.failed.append((problem, entry.config, f"{type(failure).__name__}: {failure}"))
+            continue
+        if error <= bound:
+            dispatcher().mark_checked(entry, name)
+            select.clear()
+            return
+        report.failed.append((problem, entry.config, f"off by {error:.1e}, the profile allows {bound:.1e}"))
