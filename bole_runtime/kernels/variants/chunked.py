@@ -50,6 +50,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         },
         ORIENT="nodes",
         PREFETCH=False,
+        MASK_LOADS=True,
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         config_line=str(config),

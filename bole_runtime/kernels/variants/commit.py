@@ -58,6 +58,7 @@ def _element_types(problem: Problem) -> list[str]:
 def _plan(problem: Problem, config: Config, table: bool) -> KernelPlan:
     more: dict[str, Any] = {
         "TABLE": table,
+        "MASK_LOADS": False,
         "DOT": config["dot"],
         "config_line": f"{config} {'layer table' if table else 'one layer'}",
         "pointer_args": list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True)),

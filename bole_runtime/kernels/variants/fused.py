@@ -58,6 +58,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
+        MASK_LOADS=False,
         config_line=str(config),
     )
     return (

@@ -108,6 +108,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
+        MASK_LOADS=True,
         config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
     )
     readout = c.context(
@@ -122,6 +123,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
+        MASK_LOADS=True,
         PREFETCH=config["prefetch"],
         config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "mix_store", "pdl"),
     )
