@@ -55,7 +55,7 @@ def state_dots(in_dtype: str, state_dtype: str, precision: str) -> tuple[str, ..
     if state_dtype != "fp32" and in_dtype != "fp32":
         return ("bf16x2", "tf32") if in_dtype == "bf16" else ("tf32",)
     if precision == "fast":
-        return ("bf16", "tf32") if in_dtype == "bf16" else ("tf32",)
+        return ("bf16",) if in_dtype == "bf16" else ("tf32",)
     return ("bf16x2", "tf32x3") if in_dtype == "bf16" else ("tf32x3",)
 
 
@@ -66,7 +66,7 @@ def mixes(precision: str) -> tuple[str, ...]:
 
 def solves(precision: str) -> tuple[str, ...]:
     """Return the values of ``solve`` that keep a precision profile."""
-    return ("tf32", "tf32x3") if precision == "fast" else ("tf32x3",)
+    return ("tf32",) if precision == "fast" else ("tf32x3",)
 
 
 def scaled(problem: Problem) -> bool:

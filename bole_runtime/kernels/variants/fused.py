@@ -27,8 +27,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Few heads: narrow tiles spread a head over more SMs. Many heads: whole heads, so that R is made once.
     dv = c.power_of_two(problem.dv)
-    tiles = max(1, -(-2 * gpu.sms // max(1, problem.work)))
-    bv = min(64, max(16, dv // tiles))
+    bv = min(dv, 32 if problem.work < gpu.sms else 64)
     return FUSED.config(
         {
             "orient": "nodes",
