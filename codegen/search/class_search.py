@@ -17,7 +17,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
 #: Configurations of a variant that the model ranks; more only costs time.
-RANKED = 2_500
+RANKED = 2_000
 #: Failures in one bucket that rule a candidate out in all of them.
 FATAL = ("crash", "illegal", "hang", "wrong", "bounds", "nan")
 
@@ -120,8 +120,10 @@ class ClassSearch:
         """Return up to ``count`` new candidates, asking the samplers of the searched buckets in turn."""
         fresh: list[Config] = []
         active = list(self.searched)
-        turn = 0
-        while active and len(fresh) < count:
+        turn = broken = 0
+        # Spaces with many duplicates must not be walked to their end for one more candidate.
+        asks = 10 * count + 20
+        while active and len(fresh) + broken < count and turn < asks:
             target = active[turn % len(active)]
             config = self._samplers[target].ask(self._seen.__contains__)
             if config is None:
@@ -133,6 +135,7 @@ class ClassSearch:
                 known = self._known(config)
             except Exception as error:  # A template that cannot be rendered for it.
                 self.set_screened(config, Failed("error", f"does not render: {type(error).__name__}: {error}"))
+                broken += 1
                 continue
             if known != config:
                 self.duplicates += 1

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import contextlib
-import multiprocessing
+import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from bole_codegen.search import worker as worker_module
 from bole_codegen.search.results import Failed
 
 #: Seconds for a worker to import torch and open the device.
@@ -40,7 +41,7 @@ class Job:
 
 @dataclass
 class _Worker:
-    process: Any
+    process: subprocess.Popen[bytes]
     pipe: Connection
     ready: bool = False
     job: Job | None = None
@@ -64,8 +65,6 @@ class Pool:
         self._options = options
         self._count = max(1, count)
         self._log = log
-        # Not fork: a forked child inherits threads' locks and a device context that it cannot use.
-        self._context = multiprocessing.get_context("spawn")
         self._workers: list[_Worker] = []
         self._failed_starts = 0
         self.restarts = 0
@@ -134,20 +133,22 @@ class Pool:
         for worker in self._workers:
             worker.pipe.close()
         for worker in self._workers:
-            worker.process.join(0.5 if worker.ready and worker.job is None else 0.0)
-            if worker.process.is_alive():
-                worker.process.kill()
-                worker.process.join(10)
+            idle = worker.ready and worker.job is None
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(1.0 if idle else 0.0)
+            _kill(worker.process)
         self._workers = []
 
     def _spawn(self) -> _Worker:
-        parent, child = self._context.Pipe()
-        process = self._context.Process(
-            target=worker_module.main, args=(child, self._factory, self._options, self._log), daemon=True
-        )
-        process.start()
-        child.close()
-        return _Worker(process, parent, deadline=time.monotonic() + START_LIMIT)
+        mine, theirs = socket.socketpair()
+        with mine, theirs:
+            command = [sys.executable, "-m", "bole_codegen.search.worker", str(theirs.fileno())]
+            process = subprocess.Popen(command, pass_fds=[theirs.fileno()], stdin=subprocess.DEVNULL)
+            pipe = Connection(mine.detach())
+        worker = _Worker(process, pipe, deadline=time.monotonic() + START_LIMIT)
+        with contextlib.suppress(OSError):
+            pipe.send((self._factory, self._options, self._log, sys.path))
+        return worker
 
     def _send(self, worker: _Worker, job: Job) -> None:
         worker.job = job
@@ -173,8 +174,9 @@ class Pool:
         try:
             answer: Sequence[Any] = worker.pipe.recv()
         except (EOFError, OSError):
-            worker.process.join(5)
-            code = worker.process.exitcode
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                worker.process.wait(5)
+            code = worker.process.returncode
             how = f"signal {-code}" if code is not None and code < 0 else f"exit code {code}"
             self._replace(place, worker, Failed("crash", f"the process died ({how})"), finish)
             return
@@ -182,7 +184,7 @@ class Pool:
             worker.ready = True
             self._failed_starts = 0
         elif answer[0] == "broken":
-            raise WorkerStartError(f"a worker could not start: {answer[2]}")
+            raise WorkerStartError(f"a worker could not start: {answer[1]}")
         elif answer[0] == "ok":
             finish(worker, answer[1])
         else:
@@ -194,8 +196,7 @@ class Pool:
 
     def _replace(self, place: int, worker: _Worker, failed: Failed, finish: Callable[[_Worker, Any], None]) -> None:
         worker.pipe.close()
-        worker.process.kill()
-        worker.process.join(10)
+        _kill(worker.process)
         if not worker.ready:
             self._failed_starts += 1
             if self._failed_starts >= 3:
@@ -206,3 +207,10 @@ class Pool:
             finish(worker, failed)
         self.restarts += 1
         self._workers[place] = self._spawn()
+
+
+def _kill(process: subprocess.Popen[bytes]) -> None:
+    if process.poll() is None:
+        process.kill()
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        process.wait(10)

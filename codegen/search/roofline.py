@@ -19,12 +19,13 @@ not a measurement, and every table entry that comes from it says ``predicted``.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from bole_codegen.measure import commit_traffic, verify_traffic
+from bole_codegen.measure import Traffic, commit_traffic, verify_traffic
 from bole_codegen.search.bucket_inputs import workload
 from bole_codegen.search.results import KernelResources
 from bole_codegen.search.targets import Target
@@ -44,6 +45,8 @@ MEMORY_LATENCY = 0.8e-6
 BANDWIDTH_SHARE = 0.9
 TENSOR_SHARE = 0.15
 L2_SPEEDUP = 2.5
+#: Bytes of a workspace that stays in L2 between two kernels.
+L2_SHARE = 20e6
 #: Part of the shorter of memory and compute time that does not hide behind the other.
 OVERLAP_LOSS = 0.2
 #: Typical accepted tokens, for commits.
@@ -77,86 +80,75 @@ def _rows(problem: Problem) -> int:
     return max(16, 1 << (problem.nodes + problem.pending - 1).bit_length())
 
 
+@functools.lru_cache(maxsize=256)
+def _traffic(target: Target) -> Traffic:
+    work = workload(target)
+    return verify_traffic(work) if target.problem.op == "verify" else commit_traffic(work, ACCEPTED)
+
+
 def guess(problem: Problem, config: Config) -> KernelResources:
     """Return what a kernel probably takes: its tiles spread over the registers of its warps."""
-    rows = _rows(problem)
-    bv = _get(config, "bv", problem.dv)
-    bk = problem.dk if _get(config, "chunk", 0) else min(_get(config, "bk", problem.dk), problem.dk)
+    rows, get = _rows(problem), dict(config.params).get
+    bv = int(get("bv", problem.dv))
+    bk = problem.dk if get("chunk") else min(int(get("bk", problem.dk)), problem.dk)
     elements = bv * bk + 2 * rows * bv + (rows * rows if config.variant == "fused" else 0)
-    registers = 40 + elements // (32 * _get(config, "warps", 4))
-    stages = _get(config, "stages", 1)
-    shared = (bv + rows) * bk * _SIZE[problem.state_dtype] * max(1, stages - 1)
+    registers = 40 + elements // (32 * int(get("warps", 4)))
+    shared = (bv + rows) * bk * _SIZE[problem.state_dtype] * max(1, int(get("stages", 1)) - 1)
     return KernelResources(shared, min(255, registers), 4 * max(0, registers - 255))
 
 
-def _get(config: Config, name: str, default: Any) -> Any:
-    return config.as_dict().get(name, default)
-
-
-def _tile(problem: Problem, config: Config) -> tuple[float, float]:
-    """Return the bytes of a program's state tile and those it requests at a time."""
-    size = _SIZE[problem.state_dtype]
-    bv, bk = _get(config, "bv", problem.dv), min(_get(config, "bk", problem.dk), problem.dk)
-    ahead = max(1, _get(config, "stages", 1) - 1)
-    return bv * problem.dk * size, min(bv * problem.dk, bv * bk * ahead) * size
-
-
-def _readout_flops(problem: Problem, config: Config, rows: int) -> float:
-    bv = _get(config, "bv", problem.dv)
-    state = 4.0 * rows * problem.dk * bv * PASSES[_get(config, "state_dot", "tf32")]
-    return float(state + 2 * rows * rows * bv * PASSES[_get(config, "mix", "tf32")])
-
-
-def _prepare_flops(problem: Problem, config: Config, rows: int) -> float:
-    gram = 4 * rows * rows * problem.dk
-    return float(gram + rows**3 * PASSES[_get(config, "solve", "tf32x3")])
+def _passes(get: Callable[[str, Any], Any], name: str, usual: str) -> int:
+    return PASSES.get(get(name, usual), PASSES[usual])
 
 
 def kernel_costs(target: Target, config: Config, variant: Variant) -> list[KernelCost]:
-    """Return the cost of every kernel that a launch of a configuration runs, in order."""
-    problem = target.problem
-    work = workload(target)
+    """Return the cost of every kernel that a launch of a configuration runs, in order.
+
+    Parameters are read by the names that variants share; one without a parameter counts as the plain case.
+    """
+    problem, get = target.problem, dict(config.params).get
     grids = [math.prod(g) for g in variant.grids(problem, config, target.batch, target.hv)]
-    rows = _rows(problem)
-    tile, in_flight = _tile(problem, config)
-    heads = target.batch * target.hv
+    traffic, rows, heads = _traffic(target), _rows(problem), target.batch * target.hv
+    size, dk = _SIZE[problem.state_dtype], problem.dk
+    bv, bk = int(get("bv", problem.dv)), min(int(get("bk", dk)), dk)
+    ahead = max(1, int(get("stages", 1)) - 1)
+    in_flight = min(bv * dk, bv * bk * ahead) * size
+    chunk = int(get("chunk", 0))
     if problem.op == "commit":
-        traffic = commit_traffic(work, ACCEPTED)
-        chunk = _get(config, "chunk", 16)
-        flops = float(heads * 6 * chunk * problem.dk * problem.dv * PASSES[_get(config, "dot", "tf32x3")])
+        chunk = chunk or 16
+        flops = 6.0 * heads * chunk * dk * problem.dv * _passes(get, "dot", "tf32x3")
         return [KernelCost(grids[0], traffic.total, 0, flops, in_flight, chunk)]
-    traffic = verify_traffic(work)
     tiles = max(1, grids[-1] // max(1, heads))
     again = traffic.inputs * (tiles - 1) * 0.5
     scratch = 4.0 * sum(variant.workspace(problem, config, target.batch, target.hv))
-    fits = scratch < 20e6
-    readout = grids[-1] * _readout_flops(problem, config, rows)
-    prepare = _prepare_flops(problem, config, rows)
+    fits = scratch < L2_SHARE
+    readout = 4.0 * rows * dk * bv * _passes(get, "state_dot", "tf32") + 2.0 * rows**2 * bv * _passes(
+        get, "mix", "tf32"
+    )
+    prepare = 4.0 * rows**2 * dk + float(rows) ** 3 * _passes(get, "solve", "tf32x3")
     if len(grids) == 1:
-        chunk = _get(config, "chunk", 0)
-        solve = heads * prepare * tiles if not chunk else grids[0] * rows * rows * tile / problem.dk
+        solve = heads * prepare * tiles if not chunk else grids[0] * 4.0 * rows**2 * bv
         steps = rows if not chunk else rows * 0.6 + rows / chunk * 8
-        return [KernelCost(grids[0], traffic.total, again, readout + solve, in_flight, steps)]
-    block = _get(config, "row_block", rows)
+        return [KernelCost(grids[0], traffic.total, again, grids[0] * readout + solve, in_flight, steps)]
+    block = int(get("row_block", rows))
     inputs = traffic.inputs * 0.7
-    return [
-        KernelCost(
-            grids[0],
-            inputs + (0 if fits else scratch),
-            (scratch if fits else 0) + inputs * (rows // block - 1),
-            heads / problem.group * prepare * 0.5,
-            block * problem.dk * _SIZE[problem.in_dtype],
-            block * 0.5 + (rows / block) * 4,
-        ),
-        KernelCost(
-            grids[1],
-            traffic.total + (0 if fits else scratch),
-            again + (scratch * tiles if fits else scratch * (tiles - 1)),
-            readout,
-            in_flight,
-            1,
-        ),
-    ]
+    first = KernelCost(
+        grids[0],
+        inputs + (0 if fits else scratch),
+        (scratch if fits else 0) + inputs * (rows // block - 1),
+        heads / problem.group * prepare * 0.5,
+        block * dk * _SIZE[problem.in_dtype],
+        block * 0.5 + (rows / block) * 4,
+    )
+    second = KernelCost(
+        grids[1],
+        traffic.total + (0 if fits else scratch),
+        again + (scratch * tiles if fits else scratch * (tiles - 1)),
+        grids[1] * readout,
+        in_flight,
+        1,
+    )
+    return [first, second]
 
 
 def resident(resources: KernelResources, warps: int, record: GpuRecord) -> int:
@@ -198,9 +190,10 @@ def predict_us(
         resources: of each kernel in launch order; a guess when empty.
     """
     costs = kernel_costs(target, config, variant)
-    warps = [_get(config, "warps", 4)] * len(costs)
+    get = dict(config.params).get
+    warps = [int(get("warps", 4))] * len(costs)
     if len(costs) > 1:
-        warps[0] = _get(config, "prepare_warps", warps[0])
+        warps[0] = int(get("prepare_warps", warps[0]))
     total = 0.0
     for i, cost in enumerate(costs):
         used = resources[i] if i < len(resources) else guess(target.problem, config)
@@ -210,9 +203,7 @@ def predict_us(
 
 def floor_us(target: Target, record: GpuRecord) -> float:
     """Return the memory floor of a bucket at the nominal bandwidth."""
-    work = workload(target)
-    traffic = verify_traffic(work) if target.problem.op == "verify" else commit_traffic(work, ACCEPTED)
-    return traffic.floor_us(record.bandwidth_gbs)
+    return _traffic(target).floor_us(record.bandwidth_gbs)
 
 
 def promising(

@@ -9,11 +9,13 @@ from collections.abc import Callable, Iterable, Sequence
 from itertools import product
 from typing import Any
 
+import numpy as np
+
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Value, Variant
 
 #: A space of at most this many assignments is tried in full, one by one, against the declared constraints.
-FULL_PRODUCT = 150_000
+FULL_PRODUCT = 300_000
 #: Valid configurations kept of a variant whose space is larger.
 POOL = 4_000
 
@@ -58,7 +60,9 @@ class SpaceView:
         self.default = variant.default(problem, limits)
         self.configs: tuple[Config, ...] = tuple(self._valid())
         self._index = {p.name: {c: i for i, c in enumerate(p.choices)} for p in variant.params}
-        self._points = [self.point(c) for c in self.configs]
+        shape = (len(self.configs), len(variant.params))
+        self._points = np.array([self.point(c) for c in self.configs], dtype=np.int32).reshape(shape)
+        self._ordered = np.array([p.ordered for p in variant.params])
 
     def point(self, config: Config) -> tuple[int, ...]:
         """Return the indices of a configuration's values in their declared choices."""
@@ -73,17 +77,13 @@ class SpaceView:
 
         An ordered parameter counts by steps, another by whether it differs.
         """
-        params = self.variant.params
-        want = [self._index[p.name][values[p.name]] for p in params]
-        costs: list[tuple[int, int]] = []
-        for i, have in enumerate(self._points):
-            cost = 0
-            for p, a, b in zip(params, want, have, strict=True):
-                cost += abs(a - b) if p.ordered else 2 * (a != b)
-            costs.append((cost, i))
-        for _, i in sorted(costs):
-            if not taken(self.configs[i]):
-                return self.configs[i]
+        want = [self._index[p.name][values[p.name]] for p in self.variant.params]
+        away = np.abs(self._points - np.array(want, dtype=np.int32))
+        costs = np.where(self._ordered, away, 2 * (away != 0)).sum(axis=1)
+        for i in np.argsort(costs, kind="stable").tolist():
+            config: Config = self.configs[i]
+            if not taken(config):
+                return config
         return None
 
     def _valid(self) -> list[Config]:

@@ -1,7 +1,8 @@
 """The child process that runs candidates, and may die of them.
 
 A worker builds one *bench* object and answers calls of its methods until its pipe closes. The parent keeps the time:
-a worker that hangs is killed, one that dies is replaced.
+a worker that hangs is killed, one that dies is replaced. Started as ``python -m bole_codegen.search.worker FD``: a
+program of its own, so that nothing of the parent's is imported or inherited but the pipe.
 """
 
 from __future__ import annotations
@@ -11,10 +12,9 @@ import ctypes
 import importlib
 import os
 import signal
+import sys
 from multiprocessing.connection import Connection
 from typing import Any
-
-from bole_codegen.search.results import CandidateError
 
 _PR_SET_PDEATHSIG = 1
 
@@ -47,15 +47,30 @@ def _redirect(log: str) -> None:
         os.close(handle)
 
 
-def main(pipe: Connection, factory: str, options: dict[str, Any], log: str | None = None) -> None:
+def _call(bench: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
+    from bole_codegen.search.results import CandidateError
+
+    try:
+        return ("ok", getattr(bench, method)(*args))
+    except CandidateError as error:
+        return ("failed", error.kind, error.message[:1000], error.fatal)
+    except Exception as error:
+        # What is not foreseen may have left a device in any state.
+        fatal = bool(getattr(bench, "uses_device", True))
+        return ("failed", "error", f"{type(error).__name__}: {error}"[:1000], fatal)
+
+
+def serve(pipe: Connection) -> None:
     """Serve calls: ``(method, args)`` in, ``("ok", result)`` or ``("failed", kind, message, fatal)`` out."""
     _follow_parent()
+    factory, options, log, path = pipe.recv()
     if log is not None:
         _redirect(log)
+    sys.path[:] = path
     try:
         bench = load(factory)(**options)
     except BaseException as error:
-        pipe.send(("broken", "error", f"{type(error).__name__}: {error}"[:1000], True))
+        pipe.send(("broken", f"{type(error).__name__}: {error}"[:1000]))
         return
     pipe.send(("ready", os.getpid()))
     while True:
@@ -63,19 +78,16 @@ def main(pipe: Connection, factory: str, options: dict[str, Any], log: str | Non
             method, args = pipe.recv()
         except (EOFError, OSError):
             return
-        try:
-            answer: tuple[Any, ...] = ("ok", getattr(bench, method)(*args))
-        except CandidateError as error:
-            answer = ("failed", error.kind, error.message[:1000], error.fatal)
-        except Exception as error:
-            # What is not foreseen may have left a device in any state.
-            fatal = bool(getattr(bench, "uses_device", True))
-            answer = ("failed", "error", f"{type(error).__name__}: {error}"[:1000], fatal)
+        answer = _call(bench, method, args)
         try:
             pipe.send(answer)
         except OSError:
             return
         if answer[0] == "failed" and answer[3]:
-            # Device contexts that were poisoned cannot even be torn down in order.
+            # A poisoned device context cannot even be torn down in order.
             pipe.close()
             os._exit(0)
+
+
+if __name__ == "__main__":
+    serve(Connection(int(sys.argv[1])))

@@ -1,0 +1,209 @@
+"""The command line of ``bole-tune``: options, and what they ask for."""
+
+from __future__ import annotations
+
+import argparse
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TypeVar
+
+from bole_codegen.presets import get_preset, load_presets
+from bole_codegen.search.driver import Options
+from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
+from bole_runtime.families import FAMILIES, get_family
+from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
+
+T = TypeVar("T")
+
+_EXAMPLES = """examples:
+  bole-tune --gpu h200 --model qwen3.5-9b
+      search that model's geometry on the H200 of this machine and write tuned/h200/gdn.json
+  bole-tune --gpu h100 --model qwen3.5-9b --tp 2 --nodes 16,32 --batch 1,8,64 --precision fast
+      fewer buckets, as one of two tensor-parallel ranks sees the model
+  bole-tune --gpu h100 --offline --model qwen3.5-9b --nodes 16 --batch 8
+      no GPU needed: compile for an H100, rank by a roofline model, label the entries 'predicted'
+  bole-tune --gpu h200 --hk 16 --hv 32 --dk 128 --dv 128 --state-dtype bf16 --time-budget 600
+      an explicit geometry, ten minutes
+  bole-tune --gpu h200 --show
+      print the table
+"""
+
+
+class UsageError(Exception):
+    """What was asked for cannot be done; the message says what to do instead. Exit status 2."""
+
+
+@dataclass(frozen=True)
+class Effort:
+    """What ``--effort`` sets."""
+
+    trials: int
+    anchors: int
+    rounds: int
+
+
+MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(42, 3, 3), "thorough": Effort(150, 99, 6)}
+#: The model's time is free, so every bucket is searched; compiling is what takes long.
+OFFLINE_EFFORTS = {"quick": Effort(5, 99, 1), "normal": Effort(8, 99, 2), "thorough": Effort(60, 99, 3)}
+#: Seconds an offline search takes unless told otherwise.
+OFFLINE_BUDGET = 100.0
+
+
+def _list_of(kind: Callable[[str], T], allowed: Sequence[str] | None = None) -> Callable[[str], list[T]]:
+    def parse(text: str) -> list[T]:
+        words = [w.strip() for w in text.split(",") if w.strip()]
+        if not words:
+            raise argparse.ArgumentTypeError("an empty list")
+        for word in words:
+            if allowed is not None and word not in allowed:
+                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(allowed)}")
+        try:
+            return [kind(w) for w in words]
+        except ValueError:
+            raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
+
+    return parse
+
+
+def _words(*allowed: str) -> Callable[[str], list[str]]:
+    return _list_of(str, allowed)
+
+
+def make_parser() -> argparse.ArgumentParser:
+    """Return the parser of ``bole-tune``."""
+    parser = argparse.ArgumentParser(
+        prog="bole-tune",
+        description="Search the fastest kernels for a GPU and a model's geometry, check them, write a table.",
+        epilog=_EXAMPLES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    numbers = _list_of(int)
+    gpu = parser.add_argument_group("GPU")
+    gpu.add_argument("--gpu", metavar="NAME", help="key or alias such as h100, h200; default, the GPU present")
+    gpu.add_argument("--offline", action="store_true", help="do without the GPU: compile for it and predict")
+    gpu.add_argument("--devices", type=numbers, default=[0], metavar="I", help="CUDA index (one for now); default 0")
+    what = parser.add_argument_group("geometry (default: every shipped model of the families)")
+    what.add_argument("--model", action="append", default=[], metavar="NAME", help="model preset; may be repeated")
+    what.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks of the models; default 1")
+    for name, doc in (("hk", "key heads"), ("hv", "value heads"), ("dk", "key head dim"), ("dv", "value head dim")):
+        what.add_argument(f"--{name}", type=int, metavar="N", help=f"explicit geometry: {doc}")
+    buckets = parser.add_argument_group("buckets (comma-separated lists)")
+    buckets.add_argument("--families", type=_words(*FAMILIES), metavar="LIST", help=f"of {', '.join(FAMILIES)}")
+    buckets.add_argument("--ops", type=_words(*OPS), default=list(OPS), metavar="LIST", help="verify,commit")
+    buckets.add_argument("--nodes", type=numbers, default=[16, 32, 64], metavar="LIST", help="default 16,32,64")
+    buckets.add_argument(
+        "--batch", type=numbers, default=list(BATCHES), metavar="LIST", help=f"default {','.join(map(str, BATCHES))}"
+    )
+    buckets.add_argument("--precision", type=_words(*PRECISIONS), default=list(PRECISIONS), metavar="LIST", help="both")
+    buckets.add_argument("--dtype", type=_words(*DTYPES), default=["bf16"], metavar="LIST", help="of q, k, v; bf16")
+    buckets.add_argument("--state-dtype", type=_words(*DTYPES), metavar="LIST", help="default, the model's, else fp32")
+    buckets.add_argument("--gates", type=_words("raw", "ready"), default=["raw"], metavar="LIST", help="default raw")
+    buckets.add_argument("--pending", type=numbers, default=[0], metavar="LIST", help="pending-chain capacity; 0")
+    buckets.add_argument(
+        "--depth", type=numbers, default=[], metavar="LIST", help="default, as deep as the nodes allow"
+    )
+    buckets.add_argument("--shape", default="ragged", metavar="NAME", help="tree shape of the timings; default ragged")
+    much = parser.add_argument_group("how much")
+    much.add_argument("--effort", choices=("quick", "normal", "thorough"), default="normal", help="default normal")
+    much.add_argument("--trials", type=int, metavar="N", help="candidates for each group of buckets that share kernels")
+    much.add_argument(
+        "--time-budget",
+        type=float,
+        metavar="SECONDS",
+        help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline",
+    )
+    much.add_argument("--seed", type=int, default=0, metavar="N", help="of samplers and inputs; default 0")
+    much.add_argument("--workers", type=int, metavar="N", help="processes that compile and check; default by cores")
+    where = parser.add_argument_group("files")
+    where.add_argument("--out", type=Path, default=Path("tuned"), metavar="DIR", help="tables; default ./tuned")
+    where.add_argument("--report", type=Path, metavar="FILE", help="HTML report; default DIR/GPU/report.html")
+    where.add_argument("--no-report", action="store_true", help="write no HTML report")
+    where.add_argument(
+        "--storage",
+        metavar="WHERE",
+        help="finished evaluations: a journal file or a database URL; default, a user cache",
+    )
+    resume = where.add_mutually_exclusive_group()
+    resume.add_argument("--resume", action="store_true", default=True, help="go on from the storage (the default)")
+    resume.add_argument("--fresh", action="store_true", help="search these buckets anew")
+    show = parser.add_argument_group("output")
+    show.add_argument("--show", action="store_true", help="print the tables of the GPU and stop")
+    show.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
+    show.add_argument("--quiet", action="store_true", help="no progress")
+    return parser
+
+
+def options_of(args: argparse.Namespace) -> Options:
+    """Return how much to search.
+
+    Raises:
+        UsageError: a number is out of range.
+    """
+    effort = (OFFLINE_EFFORTS if args.offline else MEASURED_EFFORTS)[args.effort]
+    trials = effort.trials if args.trials is None else args.trials
+    if trials < 1:
+        raise UsageError(f"--trials must be at least 1, got {trials}")
+    budget = args.time_budget
+    if budget is None:
+        budget = OFFLINE_BUDGET if args.offline else 0.0
+    if budget < 0:
+        raise UsageError(f"--time-budget must not be negative, got {budget:g}")
+    if args.workers is not None and args.workers < 1:
+        raise UsageError(f"--workers must be at least 1, got {args.workers}")
+    return Options(trials=trials, anchors=effort.anchors, rounds=min(effort.rounds, trials), time_budget=budget or None)
+
+
+def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometry]]:
+    """Return (family, state type, geometry) of everything asked for."""
+    explicit = {name: getattr(args, name) for name in ("hk", "hv", "dk", "dv")}
+    found: list[tuple[str, str | None, Geometry]] = []
+    families = args.families or list(FAMILIES)
+    if any(v is not None for v in explicit.values()):
+        missing = [f"--{name}" for name, v in explicit.items() if v is None]
+        if missing:
+            raise UsageError(f"an explicit geometry needs {', '.join(missing)} too")
+        found += [(family, None, Geometry(**explicit)) for family in families]
+    presets = [get_preset(name) for name in args.model]
+    if not found and not presets:
+        presets = [p for p in load_presets().values() if p.family in families and p.hk is not None]
+    for preset in presets:
+        if args.model:
+            get_family(preset.family)  # Names what is not served, and why.
+            if preset.family not in families:
+                raise UsageError(f"{preset.name} is {preset.family}, which --families leaves out")
+        shard = preset.shard(args.tp)
+        geometry = Geometry(shard.hk, shard.hv, shard.dk, shard.dv, preset.name)
+        found.append((preset.family, preset.state_dtype, geometry))
+    return found
+
+
+def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
+    """Return the buckets asked for, each once.
+
+    Raises:
+        UsageError: a model, geometry or size that cannot be served; the message says what can.
+    """
+    found: dict[object, Target] = {}
+    try:
+        for family, state_dtype, geometry in _geometries(args):
+            for target in make_targets(
+                [geometry],
+                ops=args.ops,
+                families=[family],
+                in_dtypes=args.dtype,
+                state_dtypes=args.state_dtype or [state_dtype or "fp32"],
+                gate_modes=args.gates,
+                precisions=args.precision,
+                nodes=args.nodes,
+                batches=args.batch,
+                pendings=args.pending,
+                depths=args.depth,
+                shape=args.shape,
+            ):
+                found.setdefault(target.problem, target)
+    except ValueError as error:
+        raise UsageError(str(error)) from error
+    if not found:
+        raise UsageError("nothing to search: no shipped model has the families asked for")
+    return tuple(sorted(found.values(), key=lambda t: t.problem))

@@ -1,0 +1,206 @@
+"""``bole-tune``: search kernels for a GPU, check them, write a table."""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import signal
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
+from bole_codegen.report import as_json, failures_line, make_progress, results_table, write_report
+from bole_codegen.search.driver import RunResult
+from bole_codegen.search.evaluators import MeasuredEvaluator, OfflineEvaluator
+from bole_codegen.search.journal import StorageError
+from bole_codegen.search.pool import WorkerStartError
+from bole_codegen.search.session import Session
+from bole_codegen.tables import gather, predicted_gpu
+from bole_codegen.tables.show import show_tables
+from bole_codegen.tables.writer import LockTimeout
+from bole_runtime import gpus
+from bole_runtime.gpus import GpuRecord, UnknownGpuError
+from bole_runtime.kernels.variants import get_variant
+from bole_runtime.tables.checks import cache_dir
+from bole_runtime.tables.load import TableError
+
+INTERRUPTED = 130
+
+
+@dataclass(frozen=True)
+class _Files:
+    storage: str
+    log: str
+    report: Path | None
+
+
+def _say(text: str) -> None:
+    print(text, file=sys.stderr, flush=True)
+
+
+def _present(index: int) -> str | None:
+    """Return the name of a CUDA device, None when there is none."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None
+    if not 0 <= index < torch.cuda.device_count():
+        raise UsageError(f"--devices {index}: this machine has devices 0 to {torch.cuda.device_count() - 1}")
+    return torch.cuda.get_device_name(index)
+
+
+def _gpu_of(args: argparse.Namespace) -> GpuRecord:
+    """Return the GPU to tune for, making sure that it is the one present unless offline.
+
+    Raises:
+        UsageError: it is not.
+    """
+    if len(args.devices) != 1:
+        raise UsageError(
+            f"--devices names {len(args.devices)} devices, one run uses one for now; "
+            "start one run a device with the same --out and --storage and different buckets"
+        )
+    try:
+        named = gpus.get(args.gpu) if args.gpu else None
+    except UnknownGpuError as error:
+        raise UsageError(str(error)) from error
+    if named is not None and not named.supported:
+        raise UsageError(f"{named.title} is not supported: {named.reason}")
+    if args.offline or args.show:
+        if named is None:
+            raise UsageError("--offline and --show need --gpu, the GPU to work for")
+        return named
+    name = _present(args.devices[0])
+    offline = f"add --offline to compile for {named.title if named else 'a named GPU'} without one"
+    if name is None:
+        raise UsageError(f"this machine has no CUDA GPU; {offline}")
+    found = gpus.identify(name)
+    if found is None:
+        raise UsageError(f"{gpus.explain_device_name(name)}; {offline}")
+    if named is not None and named.key != found.key:
+        raise UsageError(
+            f"this machine has {found.title} ({name!r}), not {named.title}; run with --gpu {found.key}, or {offline}"
+        )
+    if not found.supported:
+        raise UsageError(f"{found.title} is not supported: {found.reason}")
+    return found
+
+
+def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
+    folder = cache_dir() / "search"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / f"{record.key}-workers.log"
+    log.unlink(missing_ok=True)
+    report = None if args.no_report else args.report or args.out / record.key / "report.html"
+    return _Files(args.storage or str(folder / f"{record.key}.journal"), str(log), report)
+
+
+def _session(args: argparse.Namespace, record: GpuRecord, files: _Files) -> Session:
+    targets = targets_of(args)
+    options = options_of(args)
+    evaluator: MeasuredEvaluator | OfflineEvaluator
+    if args.offline:
+        evaluator = OfflineEvaluator(record, get_variant, args.workers, files.log)
+    else:
+        evaluator = MeasuredEvaluator(record, args.devices[0], args.seed, args.workers, log=files.log)
+    return Session(
+        record=record,
+        gpu=predicted_gpu(record) if args.offline else gather(record, args.devices[0]),
+        targets=targets,
+        evaluator=evaluator,
+        options=options,
+        storage=files.storage,
+        out=args.out,
+        fresh=args.fresh,
+        seed=args.seed,
+        progress=make_progress(args.quiet),
+    )
+
+
+def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> None:
+    """Print the table, write the report, say what is missing."""
+    label = session.evaluator.label
+    paths = [str(p) for p in session.paths]
+    if files.report is not None and result.buckets:
+        capability = ".".join(map(str, session.gpu.compute_capability))
+        facts = {
+            "GPU": f"{session.gpu.device_name} (compute capability {capability})",
+            "driver, CUDA": " ".join(x for x in (session.gpu.driver, session.gpu.cuda) if x),
+            "Triton, torch, ptxas": ", ".join((session.gpu.triton, session.gpu.torch, session.gpu.ptxas)),
+            "clocks": session.gpu.clocks,
+            "command": command,
+            "tables": ", ".join(paths),
+        }
+        write_report(files.report, result, session.record, label, facts, session.evaluator.bandwidth_gbs)
+    if args.json:
+        print(as_json(result, session.record.key, label, paths))
+    elif result.entries:
+        print(results_table(result.entries))
+        print()
+    for bucket in result.buckets:
+        if bucket.entry is None:
+            _say(f"no result for {bucket.target.problem.key()}: {bucket.reason}")
+    _say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
+    if result.failures:
+        _say(f"what their processes printed: {files.log}")
+    if session.kept:
+        _say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
+    if result.out_of_time:
+        _say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
+    for path in paths:
+        _say(f"table ({label}): {path}")
+    if files.report is not None and result.buckets:
+        _say(f"report: {files.report}")
+
+
+def _interrupt(signum: int, frame: object) -> None:
+    raise KeyboardInterrupt
+
+
+def _run(args: argparse.Namespace, command: str) -> int:
+    record = _gpu_of(args)
+    if args.show:
+        return show_tables(record, args.out, args.json)
+    files = _files(args, record)
+    session = _session(args, record, files)
+    previous = signal.signal(signal.SIGTERM, _interrupt)
+    interrupted = False
+    try:
+        result = session.run()
+    except KeyboardInterrupt:
+        interrupted = True
+        result = session.driver.result if session.driver else RunResult()
+    finally:
+        session.evaluator.close()
+        signal.signal(signal.SIGTERM, previous)
+    _finish(args, session, result, files, command)
+    if interrupted:
+        where = "a database" if "://" in files.storage else files.storage
+        _say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
+        return INTERRUPTED
+    return 0 if result.entries else 1
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run ``bole-tune`` and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    args = make_parser().parse_args(arguments)
+    # --fresh would forget what was finished.
+    command = shlex.join(["bole-tune", *(a for a in arguments if a != "--fresh")])
+    try:
+        return _run(args, command)
+    except UsageError as error:
+        _say(f"bole-tune: {error}")
+        return 2
+    except (TableError, StorageError, WorkerStartError, LockTimeout, OSError, ValueError) as error:
+        _say(f"bole-tune: {error}")
+        return 1
+    except KeyboardInterrupt:
+        _say("interrupted before anything was tried")
+        return INTERRUPTED
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,140 @@
+"""Figures of the HTML report, as SVG text."""
+
+from __future__ import annotations
+
+import io
+import math
+from collections.abc import Sequence
+from typing import Any
+
+from bole_codegen.measure import commit_traffic, verify_traffic
+from bole_codegen.report.summary import bucket_name
+from bole_codegen.search.bucket_inputs import workload
+from bole_codegen.search.class_search import ClassSearch
+from bole_codegen.search.finish import BucketResult
+from bole_codegen.search.results import Timed
+from bole_codegen.search.roofline import ACCEPTED
+from bole_runtime.gpus import GpuRecord
+
+#: Histories drawn; a run of a hundred buckets would otherwise make a report nobody opens.
+MAX_HISTORIES = 24
+_TUNED, _DEFAULT, _FLOOR, _FAINT = "#1f5fa8", "#9a9a9a", "#111111", "#c9d6e8"
+
+
+def _plain(text: str) -> str:
+    """Keep matplotlib from reading mathematics into a label."""
+    return text.replace("$", r"\$")
+
+
+def _svg(figure: Any, salt: str) -> str:
+    """Return a figure as an SVG element with identifiers of its own."""
+    import matplotlib
+    from matplotlib.figure import Figure
+
+    assert isinstance(figure, Figure)
+    buffer = io.StringIO()
+    with matplotlib.rc_context({"svg.hashsalt": salt, "svg.fonttype": "none"}):
+        figure.savefig(buffer, format="svg", bbox_inches="tight", metadata={"Date": None, "Creator": "bole-tune"})
+    text = buffer.getvalue()
+    return text[text.index("<svg") :]
+
+
+def _figure(width: float, height: float) -> Any:
+    # No pyplot: it keeps global state and picks a display backend.
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height))
+
+
+def before_after(results: Sequence[BucketResult]) -> str:
+    """Draw default, tuned and floor of every bucket."""
+    entries = sorted((r.entry for r in results if r.entry is not None), key=lambda e: e.problem(), reverse=True)
+    figure = _figure(9, 1.2 + 0.24 * len(entries))
+    axes = figure.add_subplot()
+    for i, entry in enumerate(entries):
+        if entry.default_us is not None:
+            axes.plot([entry.median_us, entry.default_us], [i, i], color=_FAINT, linewidth=3, zorder=1)
+            axes.plot(entry.default_us, i, "o", color=_DEFAULT, markersize=5)
+        axes.plot(entry.median_us, i, "o", color=_TUNED, markersize=5)
+        axes.plot(entry.floor_us, i, "|", color=_FLOOR, markersize=10)
+    axes.plot([], [], "o", color=_DEFAULT, label="analytic default")
+    axes.plot([], [], "o", color=_TUNED, label="tuned")
+    axes.plot([], [], "|", color=_FLOOR, label="memory floor")
+    axes.set_yticks(range(len(entries)), [_plain(bucket_name(e)) for e in entries], fontsize=7)
+    axes.set_xscale("log")
+    axes.set_xlabel("microseconds a layer")
+    axes.grid(axis="x", color="#eeeeee")
+    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    return _svg(figure, "before-after")
+
+
+def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: float | None) -> str:
+    """Draw achieved operations over operations a byte, under the roof of the GPU."""
+    figure = _figure(7.5, 4.6)
+    axes = figure.add_subplot()
+    bandwidth = bandwidth_gbs or record.bandwidth_gbs
+    groups: dict[str, tuple[list[float], list[float]]] = {}
+    for result in results:
+        if result.entry is None:
+            continue
+        work = workload(result.target)
+        verify = result.target.problem.op == "verify"
+        traffic = verify_traffic(work) if verify else commit_traffic(work, ACCEPTED)
+        xs, ys = groups.setdefault(f"{result.entry.op} {result.entry.precision}", ([], []))
+        xs.append(traffic.flops / traffic.total)
+        ys.append(traffic.flops / result.entry.median_us * 1e-6)
+    for name, marker, color in zip(sorted(groups), "osDv", ("#1f5fa8", "#c8641b", "#2f8f5b", "#7a4fa3"), strict=False):
+        axes.plot(*groups[name], marker, color=color, label=_plain(name), markersize=5, alpha=0.8)
+    every = [x for xs, _ in groups.values() for x in xs] or [1.0]
+    low, high = min(every) / 3, max(max(every) * 3, record.bf16_tflops * 1e3 / bandwidth * 2)
+    points = [low * (high / low) ** (i / 60) for i in range(61)]
+    roof = [min(record.bf16_tflops, bandwidth * x * 1e-3) for x in points]
+    axes.plot(
+        points,
+        roof,
+        color=_FLOOR,
+        linewidth=1.2,
+        label=f"roof: {bandwidth:.0f} GB/s, bf16 {record.bf16_tflops:.0f} TFLOP/s",
+    )
+    axes.set_xscale("log")
+    axes.set_yscale("log")
+    axes.set_xlabel("useful operations a byte of the floor")
+    axes.set_ylabel("useful TFLOP/s")
+    axes.grid(color="#eeeeee")
+    axes.legend(fontsize=8, frameon=False)
+    return _svg(figure, "roofline")
+
+
+def histories(searches: Sequence[ClassSearch]) -> str:
+    """Draw the times of the candidates of each searched bucket, in the order tried, with the best so far."""
+    series: list[tuple[str, list[float]]] = []
+    for search in searches:
+        for target in search.searched:
+            key = target.problem.key()
+            times = [r.median_us for k, _, r in search.history if k == key and isinstance(r, Timed)]
+            if times:
+                series.append((key, times))
+    shown = series[:MAX_HISTORIES]
+    if not shown:
+        return ""
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    figure = _figure(3.3 * columns, 2.1 * rows)
+    for i, (key, times) in enumerate(shown):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        best, so_far = math.inf, []
+        for t in times:
+            best = min(best, t)
+            so_far.append(best)
+        order = range(1, len(times) + 1)
+        axes.plot(order, times, ".", color=_DEFAULT, markersize=4)
+        axes.step(order, so_far, where="post", color=_TUNED, linewidth=1.2)
+        axes.set_yscale("log")
+        head, _, tail = key.partition("/gdn/") if "/gdn/" in key else key.partition("/")
+        axes.set_title(_plain(f"{head} {tail}"), fontsize=5)
+        axes.tick_params(labelsize=6)
+        axes.grid(color="#f2f2f2")
+    figure.supxlabel("candidate", fontsize=8)
+    figure.supylabel("microseconds a layer", fontsize=8)
+    figure.tight_layout()
+    return _svg(figure, "histories")

@@ -1,0 +1,173 @@
+"""Live progress: a bar with rate, time left, the best so far and failures; plain lines where there is no terminal."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import TextIO
+
+from rich.console import Console
+from rich.progress import (
+    BarColumn,
+    MofNCompleteColumn,
+    SpinnerColumn,
+    TextColumn,
+    TimeElapsedColumn,
+    TimeRemainingColumn,
+)
+from rich.progress import Progress as Bars
+from rich.text import Text
+
+from bole_codegen.search.progress import Progress
+from bole_codegen.search.results import Failed, Measurement, Screening, Timed
+from bole_codegen.search.targets import Target
+from bole_runtime.kernels.space import Config
+
+#: Seconds between two lines where there is no terminal.
+LINE_EVERY = 10.0
+
+
+class _Counting(Progress):
+    """Counts what both kinds show."""
+
+    def __init__(self) -> None:
+        self.candidates = self.tried = self.failed = 0
+        self.buckets = self.done = 0
+        self.best: dict[Target, float] = {}
+        self.last_best = ""
+
+    def begin(self, classes: int, buckets: int, candidates: int, finished: int) -> None:
+        """See :class:`Progress`."""
+        self.candidates, self.buckets = candidates, buckets
+        self.note(
+            f"{buckets} buckets in {classes} groups that share kernels, up to {candidates} candidates"
+            + (f"; {finished} buckets were finished by an earlier run" if finished else "")
+        )
+
+    def screened(self, config: Config, result: Screening) -> None:
+        """See :class:`Progress`."""
+        self.tried += 1
+        self.failed += isinstance(result, Failed)
+
+    def timed(self, target: Target, config: Config, result: Measurement) -> None:
+        """See :class:`Progress`."""
+        if isinstance(result, Timed) and result.median_us < self.best.get(target, float("inf")):
+            self.best[target] = result.median_us
+            p = target.problem
+            self.last_best = f"{result.median_us:.2f} us {p.op} {p.precision} n{p.nodes} w{p.work} {config.variant}"
+
+    def finished(self, target: Target, median_us: float | None, default_us: float | None) -> None:
+        """See :class:`Progress`."""
+        self.done += 1
+
+
+class LineProgress(_Counting):
+    """Lines to a stream, at most one every few seconds."""
+
+    def __init__(self, stream: TextIO) -> None:
+        super().__init__()
+        self._stream = stream
+        self._begin = time.monotonic()
+        self._last = self._begin
+
+    def note(self, text: str) -> None:
+        """See :class:`Progress`."""
+        print(text, file=self._stream, flush=True)
+
+    def screened(self, config: Config, result: Screening) -> None:
+        """See :class:`Progress`."""
+        super().screened(config, result)
+        self._line()
+
+    def timed(self, target: Target, config: Config, result: Measurement) -> None:
+        """See :class:`Progress`."""
+        super().timed(target, config, result)
+        self._line()
+
+    def finished(self, target: Target, median_us: float | None, default_us: float | None) -> None:
+        """See :class:`Progress`."""
+        super().finished(target, median_us, default_us)
+        self._line()
+
+    def _line(self) -> None:
+        now = time.monotonic()
+        if now - self._last < LINE_EVERY:
+            return
+        self._last = now
+        elapsed = now - self._begin
+        rate = self.tried / elapsed
+        left = (self.candidates - self.tried) / rate if self.tried else 0.0
+        eta = f", about {left:.0f} s left" if left > 0 else ""
+        best = f"; last improvement {self.last_best}" if self.last_best else ""
+        self.note(
+            f"[{elapsed:5.0f} s] {self.tried} of up to {self.candidates} candidates ({rate:.1f} a second{eta}), "
+            f"{self.failed} failed, {self.done} of {self.buckets} buckets done{best}"
+        )
+
+
+class RichProgress(_Counting):
+    """Bars in a terminal."""
+
+    def __init__(self, console: Console) -> None:
+        super().__init__()
+        self._console = console
+        self._bars = Bars(
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=24),
+            MofNCompleteColumn(),
+            TimeElapsedColumn(),
+            TimeRemainingColumn(),
+            TextColumn("{task.fields[more]}", markup=False),
+            console=console,
+            transient=True,
+        )
+        self._candidates = self._bars.add_task("candidates", total=None, more="")
+        self._buckets = self._bars.add_task("buckets", total=None, more="")
+
+    def begin(self, classes: int, buckets: int, candidates: int, finished: int) -> None:
+        """See :class:`Progress`."""
+        super().begin(classes, buckets, candidates, finished)
+        self._bars.update(self._candidates, total=candidates)
+        self._bars.update(self._buckets, total=buckets)
+        self._bars.start()
+
+    def note(self, text: str) -> None:
+        """See :class:`Progress`."""
+        self._console.print(Text(text))
+
+    def phase(self, text: str) -> None:
+        """See :class:`Progress`."""
+        self._bars.update(self._buckets, more=text)
+
+    def screened(self, config: Config, result: Screening) -> None:
+        """See :class:`Progress`."""
+        super().screened(config, result)
+        self._update()
+
+    def timed(self, target: Target, config: Config, result: Measurement) -> None:
+        """See :class:`Progress`."""
+        super().timed(target, config, result)
+        self._update()
+
+    def finished(self, target: Target, median_us: float | None, default_us: float | None) -> None:
+        """See :class:`Progress`."""
+        super().finished(target, median_us, default_us)
+        self._bars.update(self._buckets, completed=self.done)
+
+    def end(self) -> None:
+        """See :class:`Progress`."""
+        self._bars.stop()
+
+    def _update(self) -> None:
+        more = f"{self.failed} failed" + (f", best {self.last_best}" if self.last_best else "")
+        self._bars.update(self._candidates, completed=self.tried, more=more)
+
+
+def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress:
+    """Return bars for a terminal, lines for anything else, nothing when quiet. Goes to stderr by default."""
+    stream = sys.stderr if stream is None else stream
+    if quiet:
+        return Progress()
+    console = Console(file=stream)
+    return RichProgress(console) if console.is_terminal else LineProgress(stream)

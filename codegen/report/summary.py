@@ -1,0 +1,80 @@
+"""Results as text and as JSON."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import msgspec
+import tabulate
+
+from bole_codegen.search.driver import RunResult
+from bole_codegen.search.results import KINDS
+from bole_runtime.tables.schema import Entry
+
+HEADERS = ("bucket", "default us", "tuned us", "floor us", "ratio", "error", "variant")
+
+
+def bucket_name(entry: Entry) -> str:
+    """Return the part of a key that people tell buckets apart by."""
+    p = entry.problem()
+    pending = f" p{p.pending}" if p.pending else ""
+    return (
+        f"{p.op} {p.family} {p.dk}x{p.dv} g{p.group} {p.in_dtype}/{p.state_dtype} {p.gate_mode} {p.precision} "
+        f"n{p.nodes}{pending} w{p.work}"
+    )
+
+
+def config_name(entry: Entry) -> str:
+    """Return the variant and its parameters on one line."""
+    return entry.variant + " " + " ".join(f"{k}={v}" for k, v in entry.params.items())
+
+
+def _number(value: float | None, digits: int = 2) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"
+
+
+def row(entry: Entry) -> tuple[str, ...]:
+    """Return one line of the final table."""
+    return (
+        bucket_name(entry),
+        _number(entry.default_us),
+        _number(entry.median_us),
+        _number(entry.floor_us),
+        _number(entry.ratio),
+        "-" if entry.error is None else f"{entry.error:.1e}",
+        config_name(entry),
+    )
+
+
+def results_table(entries: Sequence[Entry]) -> str:
+    """Return entries as a text table, in order of their keys."""
+    rows = [row(e) for e in sorted(entries, key=lambda e: e.problem())]
+    return str(tabulate.tabulate(rows, headers=HEADERS, tablefmt="simple", disable_numparse=True))
+
+
+def failures_line(failures: Mapping[str, int]) -> str:
+    """Return the failed candidates by kind on one line."""
+    if not failures:
+        return "no candidate failed"
+    known = [f"{failures[k]} {text}" for k, text in KINDS.items() if failures.get(k)]
+    return "candidates that do not count: " + ", ".join(known)
+
+
+def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
+    """Return a run as JSON for other programs."""
+    data: dict[str, Any] = {
+        "gpu": gpu,
+        "label": label,
+        "tables": list(paths),
+        "seconds": round(result.seconds, 1),
+        "out_of_time": result.out_of_time,
+        "candidates": result.tried,
+        "resumed_evaluations": result.resumed,
+        "duplicates": result.duplicates,
+        "failures": dict(result.failures),
+        "missing": [{"bucket": b.target.problem.key(), "reason": b.reason} for b in result.buckets if b.entry is None],
+        "entries": [{"key": e.key(), **msgspec.to_builtins(e)} for e in result.entries],
+    }
+    return json.dumps(data, indent=2)

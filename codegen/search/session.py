@@ -1,0 +1,131 @@
+"""One run of ``bole-tune``: from targets to a written table."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from bole_codegen.render import render
+from bole_codegen.search.class_search import Environment
+from bole_codegen.search.driver import Driver, Options, RunResult
+from bole_codegen.search.evaluators import Evaluator
+from bole_codegen.search.finish import Hints
+from bole_codegen.search.journal import open_storage
+from bole_codegen.search.progress import Progress
+from bole_codegen.search.space import space_hash
+from bole_codegen.search.store import Store
+from bole_codegen.search.targets import Target
+from bole_codegen.tables.provenance import header
+from bole_codegen.tables.writer import check_target, merge_entries
+from bole_runtime.gpus import GpuRecord
+from bole_runtime.kernels.default import default_config
+from bole_runtime.kernels.problem import OPS
+from bole_runtime.kernels.space import Config, Variant
+from bole_runtime.kernels.variants import all_variants
+from bole_runtime.tables.load import table_path
+from bole_runtime.tables.lookup import Dispatcher, tuned_roots
+from bole_runtime.tables.schema import Entry, Gpu
+
+#: Changes when times of earlier runs can no longer be compared.
+PROTOCOLS = {
+    "measured": "CUDA graph of layers with tensors of their own, states over 3x L2, median of interleaved replays",
+    "predicted": "compiled without the GPU, ranked by a roofline model",
+}
+#: Entries of tables that a bucket tries first.
+NEAR = 2
+
+
+@dataclass
+class Session:
+    """What a run needs, and what it has written.
+
+    Attributes:
+        record: the GPU.
+        gpu: device and software, for the header.
+        targets: buckets.
+        evaluator: measures or predicts.
+        options: how much to search.
+        storage: journal file or database URL.
+        out: folder of tables.
+        fresh: forget earlier evaluations of these buckets.
+        seed: of samplers.
+        progress: what people see.
+        paths: tables written so far.
+        kept: keys whose measured entries were kept against predictions.
+    """
+
+    record: GpuRecord
+    gpu: Gpu
+    targets: Sequence[Target]
+    evaluator: Evaluator
+    options: Options
+    storage: str
+    out: Path
+    fresh: bool
+    seed: int
+    progress: Progress
+    variants: Callable[[str], Sequence[Variant]] = all_variants
+    paths: list[Path] = field(default_factory=list)
+    kept: list[str] = field(default_factory=list)
+    driver: Driver | None = None
+
+    def run(self) -> RunResult:
+        """Search, writing the table as classes finish.
+
+        Raises:
+            StorageError: the storage cannot be opened.
+            TableError: a table to be written cannot be read.
+            WorkerStartError: workers do not start.
+        """
+        for family in {t.problem.family for t in self.targets}:
+            # A table that cannot be rewritten must not cost a search first.
+            check_target(self._path(family), header(self.gpu, family, PROTOCOLS[self.evaluator.label]))
+        declared: Mapping[tuple[str, str], Variant] = {(op, v.name): v for op in OPS for v in self.variants(op)}
+        space = space_hash(declared.values(), self.evaluator.label, self.gpu.triton, PROTOCOLS[self.evaluator.label])
+        store = Store(open_storage(self.storage), self.record.key, space, declared, self.fresh)
+        env = Environment(
+            record=self.record,
+            limits=self.record.limits(),
+            variants=self.variants,
+            default=default_config,
+            render=render,
+            store=store,
+            seed=self.seed,
+        )
+        self.driver = Driver(env, self.evaluator, self.options, self._hints(), self._save, self.progress)
+        return self.driver.run(self.targets)
+
+    def _path(self, family: str) -> Path:
+        return table_path(self.out, self.record.key, family)
+
+    def _save(self, entries: list[Entry]) -> None:
+        for family in sorted({e.family for e in entries}):
+            head = header(self.gpu, family, PROTOCOLS[self.evaluator.label])
+            merge = merge_entries(self._path(family), head, [e for e in entries if e.family == family])
+            if merge.path not in self.paths:
+                self.paths.append(merge.path)
+            self.kept += merge.kept
+
+    def _hints(self) -> Callable[[Target], Hints]:
+        roots = tuple(dict.fromkeys((self.out, *tuned_roots())))
+        keys = (self.record.key, self.record.tables_from)
+        tables = Dispatcher(roots, user_roots=1, variants=self.variants, gpus=lambda name: keys)
+        found: dict[Target, Hints] = {}
+
+        def hints(target: Target) -> Hints:
+            # Read once: what this very run writes is no incumbent.
+            if target not in found:
+                held = None
+                near: list[Config] = []
+                for key, entry in tables.ranked(target.problem, self.record.title):
+                    if key == self.record.key and entry.problem == target.problem and held is None:
+                        held = entry.config
+                    elif len(near) < NEAR:
+                        near.append(entry.config)
+                found[target] = Hints(held, tuple(near))
+            return found[target]
+
+        for target in self.targets:
+            hints(target)
+        return hints
