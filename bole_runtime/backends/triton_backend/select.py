@@ -14,6 +14,8 @@ from bole_runtime.kernels.variants import get_variant
 
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
+_RAW_BITS = "Triton's interpreter multiplies the bfloat16 operands of a dot as raw bits, so the result would be wrong"
+
 #: What kernels are checked against where there is no GPU (the interpreter).
 _INTERPRETER = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
 
@@ -56,9 +58,14 @@ def choose(problem: Problem, device: torch.device, variant: Config | None) -> tu
     """Return the configuration for a problem and its kernels.
 
     Raises:
+        TypeError: bfloat16 inputs on a CPU, under Triton's interpreter.
         ValueError: a pinned ``variant`` cannot serve the problem on this device.
     """
     index = -1 if device.type == "cpu" else (device.index if device.index is not None else torch.cuda.current_device())
+    if index < 0 and problem.in_dtype == "bf16":
+        raise TypeError(
+            f"bfloat16 inputs on a CPU: {_RAW_BITS}; float16 and float32 work, BOLE_BACKEND=torch serves all"
+        )
     if variant is not None:
         return _pinned(problem, index, variant)
     return _tuned(problem, index)
@@ -69,6 +76,8 @@ def _pinned(problem: Problem, index: int, variant: Config) -> tuple[Config, tupl
     declared = get_variant(problem.op, variant.variant)
     config = declared.config(variant.as_dict())
     reason = declared.reason(problem, config, limits_of(index)[1])
+    if reason is None and index < 0 and config != _interpretable(problem, config):
+        reason = f"{_RAW_BITS}, and it has no programmatic launch"
     if reason is not None:
         raise ValueError(f"variant: {config} cannot serve {problem.key()}: {reason}")
     return config, load(problem, config)
@@ -80,7 +89,7 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
 
     name, limits = limits_of(index)
     if index < 0:
-        config = _without_bf16_operands(problem, default_config(problem, limits))
+        config = _interpretable(problem, default_config(problem, limits))
         return config, load(problem, config)
     from bole_runtime.tables.lookup import dispatcher
 
@@ -89,11 +98,14 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
     return resolution.config, load(problem, resolution.config, names)
 
 
-def _without_bf16_operands(problem: Problem, config: Config) -> Config:
-    """Triton's interpreter multiplies bf16 operands of a dot as raw bits: use the profile's other precision there."""
+def _interpretable(problem: Problem, config: Config) -> Config:
+    """Return a configuration of the same profile without what Triton's interpreter gets wrong or does not have."""
     values = config.as_dict()
     if values.get("mix") == "bf16":
         values["mix"] = "tf32"
+    for name, plain in (("mix_store", "fp32"), ("pdl", False)):
+        if name in values:
+            values[name] = plain
     return get_variant(problem.op, config.variant).config(values)
 
 

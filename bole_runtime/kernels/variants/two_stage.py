@@ -117,7 +117,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         {
             "ROWS": (rows, "pending tokens and nodes of a request"),
             "BV": (config["bv"], "value columns of a program"),
-            "BK": (config["bk"], "key dims read at a time"),
+            # Where a head is narrower than the smallest choice, one block holds it.
+            "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
         },
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
