@@ -191,7 +191,11 @@ class ClassSearch:
 
     def best(self, target: Target, count: int) -> list[Config]:
         """Return the fastest configurations of a bucket by quick time."""
-        good = [(r.median_us, str(c), c) for c, r in self.times[target].items() if isinstance(r, Timed)]
+        good = [
+            (r.median_us, str(c), c)
+            for c, r in self.times[target].items()
+            if isinstance(r, Timed) and not isinstance(self.screened.get(c), Failed)
+        ]
         return [c for _, _, c in sorted(good, key=lambda g: g[:2])[:count]]
 
     def representative(self, config: Config) -> Config:

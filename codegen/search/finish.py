@@ -12,10 +12,13 @@ from bole_codegen.search.choose import choose, make_entry
 from bole_codegen.search.class_search import ClassSearch, Environment
 from bole_codegen.search.evaluators import Evaluator, Stop
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Screened
+from bole_codegen.search.results import Failed, Measurement, Screened
 from bole_codegen.search.targets import Target, nearest_anchor
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
+
+#: Comparisons of a bucket, should all finalists of one fail.
+REFILLS = 3
 
 
 @dataclass(frozen=True)
@@ -99,8 +102,7 @@ class Finisher:
         if target in search.searched:
             return search.best(target, self._top), None
         source = nearest_anchor(target, search.searched)
-        near = [t for t in search.searched if t is source or abs(_step(t, target)) <= 2]
-        found = list(dict.fromkeys(c for t in near for c in search.best(t, self._top)))
+        found = list(dict.fromkeys(c for t in _beside(target, search.searched) for c in search.best(t, self._top)))
         found = [c for c in found if search.reason(target, c) is None and c not in search.times[target]]
         self.time(search, target, found, lambda: False)
         return search.best(target, self._top), source
@@ -120,15 +122,23 @@ class Finisher:
             reasons = {r.message for r in search.screened.values() if isinstance(r, Failed)}
             why = next(iter(sorted(reasons)), "no candidate was tried before the time ran out")
             return BucketResult(target, None, f"no candidate works; the first reason: {why}")
-        self._progress.phase(f"comparing {len(finalists)} finalists in {target.problem.key()}")
         try:
             floor = self._evaluator.floor_us(target)
         except RuntimeError as error:
             return BucketResult(target, None, str(error))
-        times = self._evaluator.finals(target, finalists)
-        for config, result in times.items():
-            if isinstance(result, Failed):
-                search.set_time(target, config, result)
+        times: dict[Config, Measurement] = {}
+        for _ in range(REFILLS):
+            self._progress.phase(f"comparing {len(finalists)} finalists in {target.problem.key()}")
+            times.update(self._evaluator.finals(target, finalists))
+            for config in finalists:
+                if isinstance(times[config], Failed):
+                    search.set_time(target, config, times[config])
+            good = [c for c, t in times.items() if not isinstance(t, Failed)]
+            more = [c for c in search.best(target, self._top + len(times)) if c not in times]
+            if any(c != default for c in good) or not more:
+                break
+            # All that looked best failed at full size: the next best, against the default again.
+            finalists = [*more[: self._top], *good]
         chosen = choose(times, default, held, lambda c: len(self._render(search, c)))
         if chosen is None:
             why = next((r.message for r in times.values() if isinstance(r, Failed)), "no time")
@@ -185,5 +195,9 @@ def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[Buck
     return found
 
 
-def _step(a: Target, b: Target) -> int:
-    return a.problem.work.bit_length() - b.problem.work.bit_length()
+def _beside(target: Target, searched: Sequence[Target]) -> list[Target]:
+    """Return the searched buckets next to a bucket, below and above."""
+    below = [t for t in searched if t.problem.work <= target.problem.work]
+    above = [t for t in searched if t.problem.work >= target.problem.work]
+    found = [max(below, key=lambda t: t.problem.work)] if below else []
+    return found + ([min(above, key=lambda t: t.problem.work)] if above else [])

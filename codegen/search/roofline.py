@@ -107,7 +107,7 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
     Parameters are read by the names that variants share; one without a parameter counts as the plain case.
     """
     problem, get = target.problem, dict(config.params).get
-    grids = [math.prod(g) for g in variant.grids(problem, config, target.batch, target.hv)]
+    grids = [max(1, math.prod(g)) for g in variant.grids(problem, config, target.batch, target.hv)]
     traffic, rows, heads = _traffic(target), _rows(problem), target.batch * target.hv
     size, dk = _SIZE[problem.state_dtype], problem.dk
     bv, bk = int(get("bv", problem.dv)), min(int(get("bk", dk)), dk)

@@ -56,7 +56,7 @@ FUSED = Variant(
     check=_check,
     default=_default,
     plans=_plans,
-    grids=lambda problem, config, batch, heads: ((batch * heads, problem.dv // config["BV"]),),
+    grids=lambda problem, config, batch, heads: ((batch * heads, -(-problem.dv // config["BV"])),),
     workspace=lambda problem, config, batch, heads: (0, 0),
 )
 

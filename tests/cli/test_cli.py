@@ -1,0 +1,220 @@
+"""``bole-tune`` from the outside: what it refuses, what it says, and a real offline search of one tiny bucket."""
+
+from __future__ import annotations
+
+import json
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import table_fakes as fakes
+
+from bole_codegen import cli
+from bole_codegen.arguments import OFFLINE_BUDGET, UsageError, make_parser, options_of, targets_of
+from bole_runtime.kernels.variants import all_variants
+from bole_runtime.tables.command import tune_command
+from bole_runtime.tables.load import load_file, load_table
+
+TINY = [
+    "--gpu",
+    "h100",
+    "--offline",
+    "--hk",
+    "1",
+    "--hv",
+    "2",
+    "--dk",
+    "32",
+    "--dv",
+    "32",
+    "--nodes",
+    "16",
+    "--ops",
+    "commit",
+    "--precision",
+    "fast",
+]
+
+
+@pytest.fixture(autouse=True)
+def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "cache"))
+
+
+def present(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
+    monkeypatch.setattr(cli, "_present", lambda index: name)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpu", "words"),
+    [
+        (None, "h100", ["no CUDA GPU", "--offline"]),
+        ("NVIDIA H200", "h100", ["this machine has", "'NVIDIA H200'", "--gpu h200", "--offline"]),
+        ("NVIDIA H100 PCIe", "h100", ["this machine has", "--offline"]),
+        ("NVIDIA H20", "h200", ["this machine has", "--offline"]),
+        ("NVIDIA H200 MIG 1g.18gb", "h200", ["MIG slice", "--offline"]),
+        ("Some GPU", "h200", ["not in Bole's GPU records", "--offline"]),
+    ],
+)
+def test_a_gpu_that_is_not_the_one_named_stops(
+    name: str | None, gpu: str, words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present(monkeypatch, name)
+    assert cli.main(["--gpu", gpu]) == 2
+    error = capsys.readouterr().err
+    assert all(w in error for w in words), error
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        ("--gpu h1000 --offline", "Did you mean"),
+        ("--offline", "need --gpu"),
+        ("--gpu h200 --devices 0,1", "one run uses one for now"),
+        ("--gpu mi300x --offline", "not supported"),
+        ("--gpu h100 --offline --model nosuch", "unknown model"),
+        ("--gpu h100 --offline --model qwen3.5-9b --tp 3", "tp = 3 does not divide"),
+        ("--gpu h100 --offline --model Falcon-Mamba-7B", "mamba1"),
+        ("--gpu h100 --offline --hk 2", "needs --hv, --dk, --dv too"),
+        ("--gpu h100 --offline --hk 2 --hv 3 --dk 64 --dv 64", "multiple of key heads"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --nodes 9999", "above the largest"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --trials 0", "--trials must be at least 1"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --time-budget -1", "must not be negative"),
+    ],
+)
+def test_wrong_usage_says_what_to_do(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(arguments.split()) == 2
+    assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("arguments", ["--nodes a", "--nodes ,", "--precision exact", "--families mamba1", "--wrong"])
+def test_arguments_that_do_not_parse(arguments: str) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(arguments.split())
+    assert caught.value.code == 2
+
+
+def test_help_has_examples_that_parse(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["--help"])
+    examples = [line.split()[1:] for line in capsys.readouterr().out.splitlines() if line.startswith("  bole-tune ")]
+    assert len(examples) >= 4
+    for example in examples:
+        make_parser().parse_args(example)
+
+
+def test_the_command_of_a_warning_searches_exactly_that_bucket() -> None:
+    for group, work in ((2, 32), (3, 256), (1, 4)):
+        problem = fakes.PROBLEM.replace(group=group, work=work, depth=8, pending=16, gate_mode="ready")
+        args = make_parser().parse_args(tune_command(problem, "h100").split()[1:])
+        assert [t.problem for t in targets_of(args)] == [problem]
+
+
+def test_a_model_gives_its_buckets_and_state_type() -> None:
+    args = make_parser().parse_args(
+        ["--model", "qwen3.5-9b", "--model", "Qwen3.5-4B", "--tp", "2", "--batch", "1,8", "--ops", "verify"]
+    )
+    targets = targets_of(args)
+    assert {(t.hk, t.hv, t.problem.state_dtype) for t in targets} == {(8, 16, "fp32")}
+    assert sorted({t.problem.work for t in targets}) == [16, 128]
+    assert len(targets) == 2 * 3 * 2
+
+
+def test_without_a_model_every_shipped_geometry_is_searched() -> None:
+    targets = targets_of(make_parser().parse_args([]))
+    assert {(t.problem.dk, t.problem.dv) for t in targets} >= {(128, 128), (96, 256), (128, 256)}
+
+
+def test_effort_and_budget() -> None:
+    def options(line: str) -> Any:
+        return options_of(make_parser().parse_args(line.split()))
+
+    assert options("--gpu h100 --offline").time_budget == OFFLINE_BUDGET
+    assert options("--gpu h100").time_budget is None
+    assert options("--gpu h100 --offline --time-budget 0").time_budget is None
+    assert options("--effort quick").trials < options("").trials < options("--effort thorough").trials
+    assert options("--trials 7").trials == 7
+    with pytest.raises(UsageError):
+        options("--workers 0")
+
+
+def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cli.main(["--gpu", "a10", "--show", "--out", str(tmp_path)]) == 1
+    assert "no table for a10" in capsys.readouterr().err
+    variant = all_variants("commit")[0]
+    problem = fakes.PROBLEM.replace(op="commit")
+    from bole_runtime import gpus
+
+    params = variant.default(problem, gpus.get("h200").limits()).as_dict()
+    fakes.write(tmp_path, fakes.entry(problem, params, variant=variant.name))
+    assert cli.main(["--gpu", "h200", "--show", "--out", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "commit gdn 128x128 g2 bf16/fp32 raw fast n16 w32" in out
+    assert "stale: " in out  # The fake's hash is of no kernel.
+    assert cli.main(["--gpu", "h200", "--show", "--json", "--out", str(tmp_path)]) == 0
+    assert json.loads(capsys.readouterr().out)["entries"][0]["variant"] == variant.name
+
+
+def test_a_table_that_cannot_be_rewritten_stops_before_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = tmp_path / "out" / "h100" / "gdn.json"
+    path.parent.mkdir(parents=True)
+    path.write_text("{}")
+    assert cli.main([*TINY, "--batch", "1", "--out", str(tmp_path / "out")]) == 1
+    assert str(path) in capsys.readouterr().err
+
+
+@pytest.mark.slow
+def test_an_offline_search_ends_in_table_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    out = tmp_path / "out"
+    command = [*TINY, "--batch", "1,64", "--trials", "3", "--out", str(out), "--json"]
+    assert cli.main(command) == 0
+    captured = capsys.readouterr()
+    data = json.loads(captured.out)
+    path = out / "h100" / "gdn.json"
+    assert data["tables"] == [str(path)]
+    assert data["label"] == "predicted"
+    table = load_table(path, all_variants)
+    assert not table.skipped
+    assert {e.problem.work for e in table.entries} == {2, 128}
+    for entry in table.entries:
+        assert entry.entry.label == "predicted"
+        assert entry.entry.error is None
+        assert entry.entry.median_us <= (entry.entry.default_us or 1e9)
+        assert all(k.text_hash for k in entry.entry.kernels)
+    assert (table.header.gpu.device_name, table.header.gpu.driver) == ("NVIDIA H100 80GB HBM3", "")
+    report = (out / "h100" / "report.html").read_text()
+    assert "Nothing ran" in report
+    assert report.count("<svg") == 3
+    before = path.read_bytes()
+    started = time.monotonic()
+    assert cli.main(command) == 0
+    assert time.monotonic() - started < 20
+    assert path.read_bytes() == before
+    assert json.loads(capsys.readouterr().out)["entries"] == data["entries"]
+    measured = load_file(path)
+    assert [e.label for e in measured.entries] == ["predicted", "predicted"]
+
+
+@pytest.mark.slow
+def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
+    out = tmp_path / "out"
+    command = [*TINY, "--batch", "1", "--trials", "30", "--out", str(out)]
+    child = subprocess.Popen(
+        [sys.executable, "-m", "bole_codegen.cli", *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
+    journal = tmp_path / "cache" / "search" / "h100.journal"
+    limit = time.monotonic() + 60
+    while time.monotonic() < limit and not (journal.exists() and journal.stat().st_size > 0):
+        time.sleep(0.1)
+    time.sleep(1.0)
+    child.send_signal(signal.SIGINT)
+    _, error = child.communicate(timeout=60)
+    assert child.returncode == cli.INTERRUPTED, error
+    assert "interrupted. Finished evaluations are kept" in error
+    assert "bole-tune --gpu h100 --offline --hk 1" in error

@@ -1,0 +1,121 @@
+"""The report: self-contained, everything escaped."""
+
+from __future__ import annotations
+
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import search_fakes as fakes
+
+from bole_codegen.report import as_json, failures_line, make_progress, results_table, write_report
+from bole_codegen.report.html import render_report
+from bole_codegen.search.finish import BucketResult
+from bole_codegen.search.results import Failed, Screened, Timed
+from bole_runtime import gpus
+
+
+@pytest.fixture(scope="module")
+def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    found, _ = fakes.run(tmp_path_factory.mktemp("run"), fakes.targets(), trials=100, plant={"screen 16": "wrong"})
+    return found
+
+
+def test_the_table_lists_every_bucket(result: Any) -> None:
+    text = results_table(result.entries)
+    assert text.splitlines()[0].split() == [
+        "bucket",
+        "default",
+        "us",
+        "tuned",
+        "us",
+        "floor",
+        "us",
+        "ratio",
+        "error",
+        "variant",
+    ]
+    assert len(text.splitlines()) == 2 + 3
+    assert "fused BV=64 STAGES=2" in text
+    assert failures_line(result.failures) == "candidates that do not count: 3 wrong numbers"
+    assert failures_line({}) == "no candidate failed"
+
+
+def test_json_holds_everything(result: Any) -> None:
+    import json
+
+    data = json.loads(as_json(result, "h200", "measured", ["a.json"]))
+    assert len(data["entries"]) == 3
+    assert data["failures"] == {"wrong": 3}
+
+
+def test_the_report_is_self_contained_and_escaped(result: Any, tmp_path: Path) -> None:
+    evil = '<script>alert(1)</script> $\\frac{1}{2}$ & "quotes"'
+    result.buckets.append(BucketResult(fakes.targets((2,))[0], None, evil))
+    try:
+        path = tmp_path / "deep" / "report.html"
+        write_report(path, result, gpus.get("h200"), "measured", {"command": evil, "empty": ""}, 4100.0)
+    finally:
+        result.buckets.pop()
+    text = path.read_text()
+    assert "<script" not in text
+    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
+    assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!#)", text)
+    assert "url(http" not in text
+    assert text.count("<svg") == 3
+    assert "wrong numbers" in text
+    assert "Nothing ran" not in text
+    ids = re.findall(r'<clipPath id="([^"]+)"', text)
+    assert len(ids) == len(set(ids))
+
+
+def test_an_empty_run_still_has_a_report() -> None:
+    from bole_codegen.search.driver import RunResult
+
+    empty = RunResult(buckets=[BucketResult(fakes.targets((1,))[0], None, "no time")])
+    text = render_report(empty, gpus.get("h100"), "predicted", {}, None)
+    assert "Buckets without a result" in text
+    assert "Nothing ran" in text
+
+
+def test_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    from bole_codegen.report import progress as module
+
+    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
+    stream = io.StringIO()
+    shown = make_progress(stream=stream)
+    (target,) = fakes.targets((1,))
+    config = fakes.fakes._default(target.problem, fakes.fakes.LIMITS)
+    shown.begin(1, 1, 10, 2)
+    shown.screened(config, Screened(1e-6))
+    shown.screened(config, Failed("wrong", "x"))
+    shown.timed(target, config, Timed(5.0, 0.1))
+    shown.finished(target, 5.0, 6.0)
+    shown.end()
+    text = stream.getvalue()
+    assert "2 buckets were finished by an earlier run" in text
+    assert "2 of up to 10 candidates" in text
+    assert "1 failed" in text
+    assert "last improvement 5.00 us verify fast n16 w32 fused" in text
+    make_progress(quiet=True, stream=stream).note("nothing")
+    assert stream.getvalue() == text
+
+
+def test_progress_bars_in_a_terminal() -> None:
+    from rich.console import Console
+
+    from bole_codegen.report.progress import RichProgress
+
+    stream = io.StringIO()
+    shown = RichProgress(Console(file=stream, force_terminal=True, width=120))
+    (target,) = fakes.targets((1,))
+    config = fakes.fakes._default(target.problem, fakes.fakes.LIMITS)
+    shown.begin(1, 1, 10, 0)
+    shown.phase("compiling [1] of 2")
+    shown.screened(config, Screened(1e-6))
+    shown.timed(target, config, Timed(5.0, 0.1))
+    shown.finished(target, 5.0, 6.0)
+    shown.end()
+    assert "candidates" in stream.getvalue()
