@@ -46,6 +46,16 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height))
 
 
+def _plain_ticks(axis: Any, narrow: bool = False) -> None:
+    """Label a logarithmic axis with ordinary numbers; a narrow one has no powers of ten to label."""
+    from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
+
+    axis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
+    axis.set_minor_locator(NullLocator())
+    axis.set_major_formatter(lambda x, _: f"{x:g}")
+    axis.set_tick_params(labelsize=6 if narrow else 8)
+
+
 def before_after(results: Sequence[BucketResult]) -> str:
     """Draw default, tuned and floor of every bucket."""
     entries = sorted((r.entry for r in results if r.entry is not None), key=lambda e: e.problem(), reverse=True)
@@ -64,7 +74,8 @@ def before_after(results: Sequence[BucketResult]) -> str:
     axes.set_xscale("log")
     axes.set_xlabel("microseconds a layer")
     axes.grid(axis="x", color="#eeeeee")
-    axes.legend(loc="lower right", fontsize=8, frameon=False)
+    axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=3, fontsize=8, frameon=False)
+    _plain_ticks(axes.xaxis)
     return _svg(figure, "before-after")
 
 
@@ -98,6 +109,8 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
     )
     axes.set_xscale("log")
     axes.set_yscale("log")
+    _plain_ticks(axes.xaxis)
+    _plain_ticks(axes.yaxis)
     axes.set_xlabel("useful operations a byte of the floor")
     axes.set_ylabel("useful TFLOP/s")
     axes.grid(color="#eeeeee")
@@ -113,14 +126,17 @@ def histories(searches: Sequence[ClassSearch]) -> str:
             key = target.problem.key()
             times = [r.median_us for k, _, r in search.history if k == key and isinstance(r, Timed)]
             if times:
-                series.append((key, times))
+                p = target.problem
+                pending = f" p{p.pending}" if p.pending else ""
+                name = f"{p.op} {p.dk}x{p.dv} g{p.group} s{p.state_dtype} {p.precision} n{p.nodes}{pending} w{p.work}"
+                series.append((name, times))
     shown = series[:MAX_HISTORIES]
     if not shown:
         return ""
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
     figure = _figure(3.3 * columns, 2.1 * rows)
-    for i, (key, times) in enumerate(shown):
+    for i, (name, times) in enumerate(shown):
         axes = figure.add_subplot(rows, columns, i + 1)
         best, so_far = math.inf, []
         for t in times:
@@ -130,9 +146,9 @@ def histories(searches: Sequence[ClassSearch]) -> str:
         axes.plot(order, times, ".", color=_DEFAULT, markersize=4)
         axes.step(order, so_far, where="post", color=_TUNED, linewidth=1.2)
         axes.set_yscale("log")
-        head, _, tail = key.partition("/gdn/") if "/gdn/" in key else key.partition("/")
-        axes.set_title(_plain(f"{head} {tail}"), fontsize=5)
-        axes.tick_params(labelsize=6)
+        axes.set_title(_plain(name), fontsize=7)
+        _plain_ticks(axes.yaxis, narrow=True)
+        axes.tick_params(axis="x", labelsize=6)
         axes.grid(color="#f2f2f2")
     figure.supxlabel("candidate", fontsize=8)
     figure.supylabel("microseconds a layer", fontsize=8)

@@ -19,25 +19,8 @@ from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.command import tune_command
 from bole_runtime.tables.load import load_file, load_table
 
-TINY = [
-    "--gpu",
-    "h100",
-    "--offline",
-    "--hk",
-    "1",
-    "--hv",
-    "2",
-    "--dk",
-    "32",
-    "--dv",
-    "32",
-    "--nodes",
-    "16",
-    "--ops",
-    "commit",
-    "--precision",
-    "fast",
-]
+TINY = ["--gpu", "h100", "--offline", "--hk", "1", "--hv", "2", "--dk", "32", "--dv", "32"]
+TINY += ["--nodes", "16", "--ops", "commit", "--precision", "fast"]
 
 
 @pytest.fixture(autouse=True)
