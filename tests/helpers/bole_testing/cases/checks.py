@@ -6,17 +6,19 @@ from collections.abc import Sequence
 
 import torch
 
-from bole_runtime.factors import Factors
+from bole_runtime.factors import Factors, ready_gates
 from bole_runtime.reference import commit_sequential, verify_sequential
 from bole_testing.cases.base import Inputs, Setup
-from bole_testing.close import assert_close, relative_norm
+from bole_testing.close import assert_close, assert_same_bits, relative_norm
 
 #: "As accurate as the fp32 sequential recurrence": with one key repeated, the rounding of its norm is drawn once and
 #: then acts at every node in the same direction, so two correct fp32 computations differ by a small factor.
 SEQUENTIAL_SLACK = 4
 
 
-def check_verify(setup: Setup, inputs: Inputs, name: str = "output", *, sequential: bool = False) -> Factors:
+def check_verify(
+    setup: Setup, inputs: Inputs, name: str = "output", *, sequential: bool = False, capture: Factors | None = None
+) -> Factors:
     """Verify, compare with the float64 recurrence, and return the factors. Padding rows must be exactly zero.
 
     Args:
@@ -24,11 +26,15 @@ def check_verify(setup: Setup, inputs: Inputs, name: str = "output", *, sequenti
         inputs: the arguments.
         name: for messages.
         sequential: allow what the fp32 sequential recurrence itself gets wrong, where that is more than the bound.
+        capture: buffers for the factors, whose contents are checked.
     """
     before = inputs.state.clone()
     out, factors = setup.verify(
-        inputs.q, inputs.k, inputs.v, precision=setup.precision, out_dtype=torch.float32, **inputs.arguments
-    )
+        inputs.q, inputs.k, inputs.v, precision=setup.precision, out_dtype=torch.float32, factors=capture,
+        **inputs.arguments,
+    )  # fmt: skip
+    if capture is not None:
+        check_captured(inputs, factors)
     ref = verify_sequential(inputs.q, inputs.k, inputs.v, **inputs.arguments)
     bound = setup.output_bound
     if sequential:
@@ -45,6 +51,24 @@ def check_verify(setup: Setup, inputs: Inputs, name: str = "output", *, sequenti
     assert bool((out[dead] == 0).all()), f"{name}: a padding row is not zero"
     assert torch.equal(before.view(torch.uint8), inputs.state.view(torch.uint8)), f"{name}: verify changed the state"
     return factors
+
+
+def check_captured(inputs: Inputs, factors: Factors) -> None:
+    """Compare captured factors with the inputs they hold: k and v bit for bit, ready gates to fp32's rounding."""
+    rows, live = inputs.tree.rows()
+    live = live & (inputs.slots >= 0).unsqueeze(1)
+    skip = inputs.k.dim() - 2
+
+    def picked(t: torch.Tensor) -> torch.Tensor:
+        return t.flatten(0, skip - 1)[rows[live]]
+
+    assert_same_bits("captured k", picked(factors.k), picked(inputs.k))
+    assert_same_bits("captured v", picked(factors.v), picked(inputs.v))
+    tensors = {name: t for name, t in inputs.gates.items() if isinstance(t, torch.Tensor)}
+    mode = "ready" if "g" in tensors else "raw"
+    wanted = ready_gates(factors.spec, tensors, mode, float(inputs.gates.get("beta_scale", 1.0)))
+    for gate, ref in wanted.items():
+        assert_close(f"captured {gate}", picked(factors.gates[gate]), picked(ref), 1e-6)
 
 
 def check_commit(

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from hypothesis import strategies as st
 
+from bole_runtime.factors import Factors
 from bole_testing.cases.base import (
     Setup,
     dense_tree,
@@ -20,7 +22,7 @@ from bole_testing.cases.checks import check_commit, check_verify
 
 @dataclass(frozen=True)
 class Draw:
-    """A random problem; ``sizes`` are the nodes of each request."""
+    """A random problem; ``sizes`` are the nodes of each request, ``pending`` is the capacity of the rings."""
 
     seed: int
     sizes: tuple[int, ...]
@@ -31,21 +33,32 @@ class Draw:
     padding: float
     pending: int
     dead: bool
+    capture: bool = False
 
 
-def draws(max_nodes: int = 64, max_batch: int = 3) -> st.SearchStrategy[Draw]:
-    """Return a strategy of random forests, dense and packed, with padding nodes, padding slots and pending chains."""
+def draws(
+    max_nodes: int = 64,
+    max_batch: int = 3,
+    *,
+    heads: Sequence[tuple[int, int]] = ((2, 4), (1, 3), (1, 1)),
+    dims: Sequence[tuple[int, int]] = ((16, 16), (32, 16), (24, 20)),
+    modes: Sequence[str] = ("ready", "raw"),
+    pending: Sequence[int] = (0, 0, 5),
+) -> st.SearchStrategy[Draw]:
+    """Return a strategy of random forests, dense and packed, with padding nodes, padding slots, pending chains and
+    capture buffers."""
     return st.builds(
         Draw,
         seed=st.integers(0, 2**20),
         sizes=st.lists(st.integers(1, max_nodes), min_size=1, max_size=max_batch).map(tuple),
         packed=st.booleans(),
-        heads=st.sampled_from([(2, 4), (1, 3), (1, 1)]),
-        dims=st.sampled_from([(16, 16), (32, 16), (24, 20)]),
-        mode=st.sampled_from(["ready", "raw"]),
+        heads=st.sampled_from(heads),
+        dims=st.sampled_from(dims),
+        mode=st.sampled_from(modes),
         padding=st.sampled_from([0.0, 0.2]),
-        pending=st.sampled_from([0, 0, 5]),
+        pending=st.sampled_from(pending),
         dead=st.booleans(),
+        capture=st.booleans(),
     )
 
 
@@ -60,7 +73,7 @@ def run_draw(setup: Setup, draw: Draw) -> None:
         tree = dense_tree(setup, [row + [-2] * (most - len(row)) for row in rows])
     batch = len(rows)
     slots = rng.sample(range(batch + 2), batch)
-    if draw.dead and not draw.packed:
+    if draw.dead:
         slots[rng.randrange(batch)] = -1
     inputs = make_inputs(
         setup, tree, heads=draw.heads, dims=draw.dims, mode=draw.mode, slots=slots, pool_slots=batch + 2, seed=draw.seed
@@ -70,6 +83,12 @@ def run_draw(setup: Setup, draw: Draw) -> None:
         starts = [rng.randrange(draw.pending) for _ in range(batch + 2)]
         pending = make_pending(setup, inputs, draw.pending, lengths, starts, seed=draw.seed)
         inputs = inputs.replace(options={"pending": pending})
-    factors = check_verify(setup, inputs)
+    buffers = None
+    if draw.capture:
+        buffers = Factors.allocate(
+            tree, key_heads=draw.heads[0], value_heads=draw.heads[1], dk=draw.dims[0], dv=draw.dims[1],
+            dtype=setup.in_dtype,
+        )  # fmt: skip
+    factors = check_verify(setup, inputs, capture=buffers)
     live = [[i for i, p in enumerate(row) if p != -2] for row in rows]
     check_commit(setup, inputs, factors, [rng.choice([-1, *nodes, *nodes]) for nodes in live])

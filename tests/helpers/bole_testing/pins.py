@@ -1,0 +1,146 @@
+"""Pinned kernel configurations: a variant, some of its parameters, and the rest from its own default."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+
+import bole_runtime
+from bole_runtime import Config, Factors, get_family
+from bole_runtime.backends.triton_backend.commit import commit_problem
+from bole_runtime.backends.triton_backend.select import _interpretable, limits_of
+from bole_runtime.backends.triton_backend.verify import verify_problem
+from bole_runtime.calls import CommitLayer
+from bole_runtime.kernels import GpuLimits, Problem
+from bole_runtime.kernels.variants import get_variant
+from bole_testing.cases.base import Setup
+
+#: Stands for the analytic default or a table: nothing is pinned.
+DISPATCH = ""
+
+
+@dataclass(frozen=True)
+class Pin:
+    """A configuration for any problem.
+
+    Attributes:
+        variant: of the verification, or :data:`DISPATCH`.
+        changes: parameters that differ from the variant's default.
+        strict: fail where the configuration cannot serve a problem; otherwise the variant's default serves it, and
+            where the variant cannot, what dispatch chooses.
+        commit: parameters of the commit that differ from its default.
+    """
+
+    variant: str = DISPATCH
+    changes: tuple[tuple[str, Any], ...] = ()
+    strict: bool = False
+    commit: tuple[tuple[str, Any], ...] = ()
+
+    def __str__(self) -> str:
+        return "-".join((self.variant or "dispatch", *(f"{k}={v}" for k, v in self.changes + self.commit)))
+
+    def config(self, problem: Problem, limits: GpuLimits) -> Config | None:
+        """Return the configuration for a problem; None for what dispatch chooses."""
+        name, changes = (self.variant, self.changes) if problem.op == "verify" else ("path", self.commit)
+        if name == DISPATCH or (problem.op == "commit" and not changes):
+            return None
+        variant = get_variant(problem.op, name)
+        reason = variant.applies(problem)
+        if reason is None:
+            plain = variant.default(problem, limits)
+            if os.environ.get("TRITON_INTERPRET") == "1":
+                plain = _interpretable(problem, plain)
+            for values in (dict(changes), {}):
+                config = variant.config({**plain.as_dict(), **values})
+                reason = variant.reason(problem, config, limits)
+                if reason is None:
+                    return config
+                if self.strict:
+                    break
+        assert not self.strict, f"{self} cannot serve {problem.key()}: {reason}"
+        return None
+
+
+def pin(variant: str = DISPATCH, *, strict: bool = True, commit: dict[str, Any] | None = None, **changes: Any) -> Pin:
+    """Write a :class:`Pin` in one line."""
+    return Pin(variant, tuple(changes.items()), strict, tuple((commit or {}).items()))
+
+
+def device_limits(device: torch.device) -> GpuLimits:
+    """Return the limits a configuration is checked against; on a CPU those of the interpreter."""
+    return limits_of(-1 if device.type == "cpu" else torch.cuda.current_device())[1]
+
+
+def problem_of_verify(
+    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, gates: dict[str, Any], precision: str, **arguments: Any
+) -> Problem:
+    """Return the problem of a call of ``verify`` with these arguments."""
+    l2norm = arguments.get("qk_l2norm")
+    return verify_problem(
+        SimpleNamespace(
+            q=q, k=k, v=v, state=arguments["state"], slots=arguments["slots"], tree=arguments["tree"],
+            pending=arguments.get("pending"), spec=get_family("gdn"), precision=precision,
+            gate_mode="ready" if "g" in gates else "raw", qk_l2norm=True if l2norm is None else l2norm,
+        )
+    )  # fmt: skip
+
+
+def problems_of_commit(
+    pools: list[torch.Tensor], slots: torch.Tensor, parts: list[Factors], precision: str
+) -> list[Problem]:
+    """Return the problem of every layer of a commit."""
+    call = SimpleNamespace(spec=parts[0].spec, tree=parts[0].tree, slots=slots, precision=precision)
+    return [commit_problem(call, CommitLayer(pool, part)) for pool, part in zip(pools, parts, strict=True)]
+
+
+def pinned_verify(pinned: Pin, precision: str, limits: GpuLimits) -> Callable[..., Any]:
+    """Return ``verify`` with a configuration pinned, and a precision for callers that give none."""
+
+    def verify(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
+        arguments.setdefault("precision", precision)
+        if arguments.get("variant") is None and v.numel():
+            arguments["variant"] = pinned.config(problem_of_verify(q, k, v, **arguments), limits)
+        return bole_runtime.verify(q, k, v, **arguments)
+
+    return verify
+
+
+def pinned_commit(pinned: Pin, precision: str, limits: GpuLimits) -> Callable[..., None]:
+    """Return ``commit`` with a configuration pinned where one serves every layer."""
+
+    def commit(pool: Any, slots: torch.Tensor, factors: Any, accepted: torch.Tensor, **arguments: Any) -> None:
+        arguments.setdefault("precision", precision)
+        if pinned.commit and slots.shape[0]:
+            pools, parts = ([pool], [factors]) if isinstance(pool, torch.Tensor) else (list(pool), list(factors))
+            problems = problems_of_commit(pools, slots, parts, arguments["precision"])
+            configs = {pinned.config(problem, limits) for problem in problems}
+            arguments["variant"] = configs.pop() if len(configs) == 1 else None
+        bole_runtime.commit(pool, slots, factors, accepted, **arguments)
+
+    return commit
+
+
+def pinned_setup(
+    pinned: Pin,
+    device: torch.device | str,
+    in_dtype: torch.dtype,
+    state_dtype: torch.dtype,
+    precision: str,
+    limits: GpuLimits | None = None,
+) -> Setup:
+    """Return a setup whose calls take a pinned configuration."""
+    where = torch.device(device)
+    limits = limits or device_limits(where)
+    return Setup(
+        pinned_verify(pinned, precision, limits),
+        pinned_commit(pinned, precision, limits),
+        where,
+        in_dtype,
+        state_dtype,
+        precision,
+    )
