@@ -17,7 +17,7 @@ STATE_DOT = Param(
 MIX = Param(
     "mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
 )
-SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
+SOLVE = Param("solve", ("bf16", "tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
@@ -66,7 +66,7 @@ def mixes(precision: str) -> tuple[str, ...]:
 
 def solves(precision: str) -> tuple[str, ...]:
     """Return the values of ``solve`` that keep a precision profile."""
-    return ("tf32",) if precision == "fast" else ("tf32x3",)
+    return ("tf32", "bf16") if precision == "fast" else ("tf32x3",)
 
 
 def scaled(problem: Problem) -> bool:
@@ -136,6 +136,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "RAW": problem.gate_mode == "raw",
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
+        "ONE_SUM": problem.precision == "fast" and problem.op == "verify",
         "WEIGHTS": weights(problem),
         "IN": problem.in_dtype,
         "STATE": problem.state_dtype,

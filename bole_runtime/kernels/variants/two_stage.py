@@ -77,7 +77,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "stages": 1,
             "row_block": block,
             "prepare_warps": block // 16,
-            "share": False,
+            "share": rows == 64 and 2 <= problem.group <= 4,
             "prefetch": False,
             "mix_store": "fp32",
             "pdl": False,
