@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from bole_codegen.measure import (
@@ -15,8 +18,10 @@ from bole_codegen.measure import (
     commit_traffic,
     input_bytes_per_layer,
     layers_for_cold_l2,
-    make_verify_inputs,
+    make_layer_inputs,
+    make_parents,
     relative_error,
+    tree_depth,
     verify_traffic,
 )
 from bole_codegen.search.case import Operands, bound, make_pending, on_torch
@@ -27,6 +32,8 @@ from bole_runtime.kernels.problem import Problem
 
 #: Layers of one commit launch, as a model of about this many recurrent layers has.
 COMMIT_LAYERS = 24
+#: Slots of a pool that no request uses, so that a wrong slot is a wrong answer.
+EXTRA_SLOTS = 2
 
 
 def workload(target: Target) -> Workload:
@@ -67,6 +74,7 @@ class BucketInputs:
     outs: list[Tensor]
     accepted: Tensor
     factors: list[Factors]
+    _want: dict[str, Tensor] = field(default_factory=dict)
 
     def operands(self, layer: int) -> Operands:
         """Return the arguments of one layer's call."""
@@ -119,22 +127,15 @@ class BucketInputs:
         index = torch.tensor(rows, device=device)
         ops = self.operands(0)
         used = ops.slots[index].long()
-        # The pool may be large: only the slots that are read are widened.
-        small = Operands(
-            ops.q[index],
-            ops.k[index],
-            ops.v[index],
-            {n: g[index] if isinstance(g, Tensor) and g.dim() > 1 else g for n, g in ops.gates.items()},
-            ops.state[used],
-            torch.arange(len(rows), dtype=torch.int32, device=device),
-            TreeBatch.from_parents(self.inputs.parents[index], validate=False),
-            None if self.pending is None else _take(self.pending, used),
-        ).double()
         if problem.op == "verify":
-            want: Tensor = on_torch(lambda: small.verify(problem, None, None))[0]
+            if "out" not in self._want:
+                part = self._part(ops, rows, used)
+                self._want["out"] = on_torch(lambda: part.verify(problem, None, None))[0]
             out = torch.full(ops.v.shape, float("nan"), dtype=torch.float32, device=device)
             ops.verify(problem, out, config)
-            return _compare(problem, out[index], want)
+            return _compare(problem, out[index], self._want["out"])
+        # A timing has moved the states on: the reference starts from what they are now.
+        small = self._part(ops, rows, used)
         accepted = self.accepted[index]
 
         def fold() -> None:
@@ -155,6 +156,21 @@ class BucketInputs:
         got = ops.state[used]
         ops.state[used] = saved
         return _compare(problem, got, small.state)
+
+    def _part(self, ops: Operands, rows: list[int], used: Tensor) -> Operands:
+        """Return the operands of some requests in fp64."""
+        index = torch.tensor(rows, device=used.device)
+        # The pool may be large: only the slots that are read are widened.
+        return Operands(
+            ops.q[index],
+            ops.k[index],
+            ops.v[index],
+            {n: g[index] if isinstance(g, Tensor) and g.dim() > 1 else g for n, g in ops.gates.items()},
+            ops.state[used],
+            torch.arange(len(rows), dtype=torch.int32, device=used.device),
+            TreeBatch.from_parents(self.inputs.parents[index], validate=False),
+            None if self.pending is None else _take(self.pending, used),
+        ).double()
 
 
 def _compare(problem: Problem, got: Tensor, want: Tensor) -> float:
@@ -192,12 +208,31 @@ def layer_count(target: Target, l2_bytes: int, memory: int) -> int:
     return min(-(-layers // each), fits // each) * each
 
 
+@functools.lru_cache(maxsize=64)
+def _parents(shape: str, batch: int, nodes: int, seed: int) -> NDArray[np.int32]:
+    """Random trees of a large batch take a second to draw; many buckets share them."""
+    return make_parents(shape, batch, nodes, seed)
+
+
+def _draw(target: Target, layers: int, seed: int, device: torch.device | str) -> VerifyInputs:
+    work = workload(target)
+    parents = _parents(target.shape, target.batch, work.nodes, seed)
+    generator = torch.Generator(device=device).manual_seed(seed)
+    pool = target.batch + EXTRA_SLOTS
+    slots = np.random.default_rng(seed + 1).permutation(pool)[: target.batch].astype(np.int32)
+    return VerifyInputs(
+        layers=tuple(make_layer_inputs(work, pool, generator, device) for _ in range(layers)),
+        parents=torch.from_numpy(parents.copy()).to(device),
+        slots=torch.from_numpy(slots).to(device),
+        depth=tree_depth(parents),
+        workload=work,
+    )
+
+
 def open_bucket(target: Target, layers: int, seed: int, device: torch.device | str) -> BucketInputs:
     """Draw the inputs of a bucket."""
     problem = target.problem
-    inputs = make_verify_inputs(
-        problem, target.hk, target.hv, target.batch, problem.nodes, target.shape, layers, seed, device
-    )
+    inputs = _draw(target, layers, seed, device)
     tree = TreeBatch.from_parents(inputs.parents, validate=False)
     first = inputs.layers[0]
     pending = None

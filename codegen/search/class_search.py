@@ -17,7 +17,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
 #: Configurations of a variant that the model ranks; more only costs time.
-RANKED = 2_000
+RANKED = 1_000
 #: Failures in one bucket that rule a candidate out in all of them.
 FATAL = ("crash", "illegal", "hang", "wrong", "bounds", "nan")
 

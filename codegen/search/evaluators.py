@@ -33,6 +33,9 @@ class Evaluator(Protocol):
     def bandwidth_gbs(self) -> float | None:
         """Bandwidth that floors are computed from, None before it is known."""
 
+    def start(self) -> None:
+        """Start every process, so that it is ready when the first candidate is."""
+
     def screen(
         self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
     ) -> None:
@@ -86,11 +89,15 @@ class MeasuredEvaluator:
         self._bandwidth: float | None = None
         self._floors: dict[Target, float] = {}
 
+    def start(self) -> None:
+        """See :class:`Evaluator`."""
+        self._screeners.start()
+        self._timer.start()
+
     def screen(
         self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
     ) -> None:
         """See :class:`Evaluator`."""
-        self._timer.start()
         work = [Job("screen", job, SCREEN_LIMIT, i) for i, job in enumerate(jobs)]
         self._screeners.run(work, lambda job, result: done(job.tag, result), stop)
 
@@ -179,6 +186,10 @@ class OfflineEvaluator:
         self._variant_of = variant_of
         self._pool = Pool(factory, {"gpu": record.key}, self.workers, log)
         self._resources: dict[tuple[Problem, Config], tuple[KernelResources, ...]] = {}
+
+    def start(self) -> None:
+        """See :class:`Evaluator`."""
+        self._pool.start()
 
     def screen(
         self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop

@@ -6,6 +6,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 
 import torch
 
@@ -17,8 +18,8 @@ from bole_codegen.search.targets import Target
 from bole_runtime import Config
 from bole_runtime.kernels.problem import Problem
 
-#: Buckets whose inputs stay on the device.
-KEEP_OPEN = 4
+#: Part of the device's memory that must be free before another bucket is drawn beside those that are kept.
+FREE_SHARE = 0.4
 #: Checks whose inputs stay on the device.
 KEEP_CASES = 8
 _COMPILE_ERRORS = {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "PTXASError"}
@@ -141,23 +142,28 @@ class GpuBench:
         return self._open(target).floor_bytes()
 
     def _open(self, target: Target) -> BucketInputs:
-        if target in self._buckets:
-            self._buckets.move_to_end(target)
-            return self._buckets[target]
-        while len(self._buckets) >= KEEP_OPEN:
+        # The precision profile changes kernels, not inputs.
+        key = replace(target, problem=target.problem.replace(precision="fast"))
+        if key in self._buckets:
+            self._buckets.move_to_end(key)
+            return replace(self._buckets[key], target=target)
+        _, total = torch.cuda.mem_get_info()
+        while self._buckets and self._free() < FREE_SHARE * total:
             self._buckets.popitem(last=False)
         try:
-            layers = layer_count(target, self._l2, self._memory())
+            layers = layer_count(target, self._l2, int(self._free() * self._share))
         except CandidateError:
             self._buckets.clear()
             torch.cuda.empty_cache()
-            layers = layer_count(target, self._l2, self._memory())
-        self._buckets[target] = open_bucket(target, layers, self._seed, self._device)
-        return self._buckets[target]
+            layers = layer_count(target, self._l2, int(self._free() * self._share))
+        self._buckets[key] = open_bucket(target, layers, self._seed, self._device)
+        return replace(self._buckets[key], target=target)
 
-    def _memory(self) -> int:
+    @staticmethod
+    def _free() -> int:
+        """Return the bytes that can be allocated: free on the device, or held by torch for nothing."""
         free, _ = torch.cuda.mem_get_info()
-        return int((free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()) * self._share)
+        return free + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
 
 
 def _timed(timing: Timing, layers: int) -> Timed:

@@ -1,4 +1,4 @@
-"""What to try next in one bucket: every point when there are few, else Optuna's TPE kept inside the valid space."""
+"""What to try next in one bucket: every point when there are few, else Optuna's TPE, drawn to the valid space."""
 
 from __future__ import annotations
 
@@ -84,20 +84,18 @@ class Sampler:
                 return config
         if self.enumerated:
             return None
-        repaired: Config | None = None
-        for _ in range(4):
-            trial = self._study.ask()
-            name, values = self._suggest(trial)
-            view = self._views[name]
-            config = Config(name, tuple(values.items()))
-            if view.ok(config) and not taken(config):
-                self._asked[config] = trial
-                return config
-            # An invalid point is told as such, so that the model learns where the valid ones are.
-            self._study.tell(trial, state=TrialState.PRUNED)
-            repaired = repaired or view.nearest(values, taken)
-        if repaired is not None:
-            return repaired
+        trial = self._study.ask()
+        name, values = self._suggest(trial)
+        view = self._views[name]
+        config = Config(name, tuple(values.items()))
+        if view.ok(config) and not taken(config):
+            self._asked[config] = trial
+            return config
+        # Few assignments are valid: take the nearest one that is, and let the model forget the wish.
+        self._study.tell(trial, state=TrialState.FAIL)
+        nearest = view.nearest(values, taken)
+        if nearest is not None:
+            return nearest
         left = (c for v in self._views.values() for c in v.configs if not taken(c))
         return next(left, None)
 

@@ -16,6 +16,7 @@ from bole_codegen.search.progress import Progress
 from bole_codegen.search.space import space_hash
 from bole_codegen.search.store import Store
 from bole_codegen.search.targets import Target
+from bole_codegen.tables.kernels import write_kernels
 from bole_codegen.tables.provenance import header
 from bole_codegen.tables.writer import check_target, merge_entries
 from bole_runtime.gpus import GpuRecord
@@ -81,6 +82,7 @@ class Session:
         for family in {t.problem.family for t in self.targets}:
             # A table that cannot be rewritten must not cost a search first.
             check_target(self._path(family), header(self.gpu, family, PROTOCOLS[self.evaluator.label]))
+        self.evaluator.start()
         declared: Mapping[tuple[str, str], Variant] = {(op, v.name): v for op in OPS for v in self.variants(op)}
         space = space_hash(declared.values(), self.evaluator.label, self.gpu.triton, PROTOCOLS[self.evaluator.label])
         store = Store(open_storage(self.storage), self.record.key, space, declared, self.fresh)
@@ -106,6 +108,7 @@ class Session:
             if merge.path not in self.paths:
                 self.paths.append(merge.path)
             self.kept += merge.kept
+        write_kernels(self.out / self.record.key, render, self.variants)
 
     def _hints(self) -> Callable[[Target], Hints]:
         roots = tuple(dict.fromkeys((self.out, *tuned_roots())))

@@ -15,7 +15,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Value, Variant
 
 #: A space of at most this many assignments is tried in full, one by one, against the declared constraints.
-FULL_PRODUCT = 300_000
+FULL_PRODUCT = 60_000
 #: Valid configurations kept of a variant whose space is larger.
 POOL = 4_000
 

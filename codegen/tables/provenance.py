@@ -53,13 +53,6 @@ def _line(text: str) -> str:
     return re.sub(r"[\x00-\x1f\x7f]+", " ", text)[:400]
 
 
-def _clocks(device: int) -> str:
-    now = read_clocks(device)
-    if now is None:
-        return ""
-    return f"SM {now.sm_mhz} MHz, memory {now.memory_mhz} MHz, {now.temperature_c} C when the run began"
-
-
 def gather(record: GpuRecord, device: int = 0) -> Gpu:
     """Describe the CUDA device present and the software on it.
 
@@ -69,17 +62,20 @@ def gather(record: GpuRecord, device: int = 0) -> Gpu:
     import torch
 
     name = torch.cuda.get_device_name(device)
-    driver = _run("nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader", f"--id={device}")
+    now = read_clocks(device)
+    clocks = ""
+    if now is not None:
+        clocks = f"SM {now.sm_mhz} MHz, memory {now.memory_mhz} MHz, {now.temperature_c} C when the run began"
     return Gpu(
         key=record.key,
         device_name=_line(name),
         compute_capability=torch.cuda.get_device_capability(device),
-        driver=_clean(driver),
+        driver=_clean(now.driver) if now else "",
         cuda=_clean(torch.version.cuda or ""),
         triton=_installed("triton"),
         torch=_installed("torch"),
         ptxas=ptxas_version(),
-        clocks=_clocks(device),
+        clocks=_line(clocks),
     )
 
 

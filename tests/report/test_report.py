@@ -26,17 +26,6 @@ def result(tmp_path_factory: pytest.TempPathFactory) -> Any:
 def test_the_table_lists_every_bucket(result: Any) -> None:
     text = results_table(result.entries)
     assert " ".join(text.splitlines()[0].split()) == "bucket default us tuned us floor us ratio error variant"
-        "bucket",
-        "default",
-        "us",
-        "tuned",
-        "us",
-        "floor",
-        "us",
-        "ratio",
-        "error",
-        "variant",
-    ]
     assert len(text.splitlines()) == 2 + 3
     assert "fused BV=64 STAGES=2" in text
     assert failures_line(result.failures) == "candidates that do not count: 3 wrong numbers"

@@ -13,8 +13,9 @@ import table_fakes as fakes
 
 from bole_codegen.tables import LockTimeout, merge_entries, stale_entries
 from bole_codegen.tables import writer as writer_module
+from bole_codegen.tables.kernels import write_kernels
 from bole_runtime.tables.load import TableError, load_file, load_table
-from bole_runtime.tables.schema import Entry, Header
+from bole_runtime.tables.schema import Entry, Header, KernelRef
 
 P = fakes.PROBLEM
 
@@ -144,3 +145,30 @@ def test_an_entry_is_stale_when_its_own_kernel_changed(tmp_path: Path) -> None:
         raise RuntimeError("undefined name")
 
     assert "does not render: RuntimeError: undefined name" in stale_entries(table, fails)[0].reason
+
+
+class _Source(_Kernel):
+    def __init__(self, name: str, text_hash: str, source: str) -> None:
+        super().__init__(name, text_hash)
+        self.source = source
+
+
+def test_kernels_follow_the_tables(tmp_path: Path) -> None:
+    name = "gdn_verify_0a1b2c3d"
+    kernels = [KernelRef(name=name, text_hash="0" * 16)]
+    path = fakes.write(tmp_path, fakes.entry(numbered(0).problem(), kernels=kernels), numbered(1))
+    folder = path.parent / "kernels"
+
+    def render(problem: object, config: object) -> list[_Source]:
+        return [_Source(name, "0" * 16, "text\n")]
+
+    assert write_kernels(path.parent, render, fakes.variants) == 1
+    assert (folder / f"{name}.py").read_text() == "text\n"
+    stamp = (folder / f"{name}.py").stat().st_mtime_ns
+    (folder / "gdn_verify_ffffffff.py").write_text("old")
+    (folder / "mine.py").write_text("kept")
+    write_kernels(path.parent, render, fakes.variants)
+    assert sorted(f.name for f in folder.iterdir()) == [f"{name}.py", "mine.py"]
+    assert (folder / f"{name}.py").stat().st_mtime_ns == stamp
+    assert write_kernels(path.parent, lambda p, c: [_Source(name, "1" * 16, "new")], fakes.variants) == 0
+    assert sorted(f.name for f in folder.iterdir()) == ["mine.py"]
