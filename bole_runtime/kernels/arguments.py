@@ -1,4 +1,6 @@
-"""Arguments of the generated kernels, declared once: the renderer prints them, the launcher and the offline compiler fill them.
+"""Arguments of the generated kernels, declared once.
+
+The renderer prints them, the launcher and the offline compiler fill them.
 
 Every verify kernel takes the same list, whatever it uses of it, so that one call prepares its arguments once
 for all of its launches.

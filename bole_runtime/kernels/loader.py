@@ -58,7 +58,8 @@ def _shipped() -> dict[str, Path]:
 
 def _import(name: str, path: Path) -> Any:
     spec = importlib.util.spec_from_file_location(f"bole_kernels.{name}", path)
-    assert spec is not None and spec.loader is not None
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

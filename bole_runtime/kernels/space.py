@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import product
-from typing import Any, Union
+from typing import Any
 
 from bole_runtime.kernels.arguments import Argument
 from bole_runtime.kernels.problem import Problem
 
-Value = Union[int, str, bool]
+Value = int | str | bool
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,7 @@
-"""Registry of the ways to compute an operation. A new variant is a module here and a template; nothing else lists them."""
+"""Registry of the ways to compute an operation.
+
+A new variant is a module here and a template; nothing else lists them.
+"""
 
 from __future__ import annotations
 
