@@ -14,7 +14,7 @@ if TYPE_CHECKING:
     from bole_runtime.families import RecurrenceSpec, get_family
     from bole_runtime.kernels.space import Config
     from bole_runtime.tree import TreeBatch
-    from bole_runtime.warmup import warmup
+    from bole_runtime.warming import warmup
 
 # Imported at first use: `import bole_runtime` stays light, and Triton loads only where something is launched.
 _EXPORTS = {
@@ -27,7 +27,7 @@ _EXPORTS = {
     "get_family": "bole_runtime.families",
     "set_backend": "bole_runtime.backends",
     "verify": "bole_runtime.api",
-    "warmup": "bole_runtime.warmup",
+    "warmup": "bole_runtime.warming",
 }
 
 

@@ -88,7 +88,8 @@ def check_precision(problem: Problem, config: Config) -> str | None:
     }
     for name, values in allowed.items():
         if config[name] not in values:
-            return f"{name}={config[name]} does not keep {problem.precision} for {problem.in_dtype} on {problem.state_dtype}"
+            types = f"{problem.in_dtype} on {problem.state_dtype}"
+            return f"{name}={config[name]} does not keep {problem.precision} for {types}"
     return None
 
 

@@ -25,7 +25,7 @@ def test_checks_every_size() -> None:
 
 
 def test_wrong_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    import bole_runtime.warmup as module
+    from bole_runtime import warming as module
 
     monkeypatch.setattr(module, "_check_verify", lambda call, config: 0.2)
     with pytest.raises(RuntimeError, match=r"off by 2.0e-01 here.*BOLE_BACKEND=torch"):
