@@ -115,7 +115,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files) -> Sess
         out=args.out,
         fresh=args.fresh,
         seed=args.seed,
-        progress=make_progress(args.quiet),
+        progress=make_progress(args.quiet, budget=options.time_budget),
     )
 
 

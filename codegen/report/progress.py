@@ -64,8 +64,9 @@ class _Counting(Progress):
 class LineProgress(_Counting):
     """Lines to a stream, at most one every few seconds."""
 
-    def __init__(self, stream: TextIO) -> None:
+    def __init__(self, stream: TextIO, budget: float | None = None) -> None:
         super().__init__()
+        self._budget = budget
         self._stream = stream
         self._begin = time.monotonic()
         self._last = self._begin
@@ -96,8 +97,10 @@ class LineProgress(_Counting):
         self._last = now
         elapsed = now - self._begin
         rate = self.tried / elapsed
-        left = (self.candidates - self.tried) / rate if self.tried else 0.0
-        eta = f", about {left:.0f} s left" if left > 0 else ""
+        left = (self.candidates - self.tried) / rate if self.tried else float("inf")
+        if self._budget is not None:
+            left = min(left, max(0.0, self._budget - elapsed))
+        eta = f", about {left:.0f} s left" if 0 < left < float("inf") else ""
         best = f"; last improvement {self.last_best}" if self.last_best else ""
         self.note(
             f"[{elapsed:5.0f} s] {self.tried} of up to {self.candidates} candidates ({rate:.1f} a second{eta}), "
@@ -164,10 +167,16 @@ class RichProgress(_Counting):
         self._bars.update(self._candidates, completed=self.tried, more=more)
 
 
-def make_progress(quiet: bool = False, stream: TextIO | None = None) -> Progress:
-    """Return bars for a terminal, lines for anything else, nothing when quiet. Goes to stderr by default."""
+def make_progress(quiet: bool = False, stream: TextIO | None = None, budget: float | None = None) -> Progress:
+    """Return bars for a terminal, lines for anything else, nothing when quiet.
+
+    Args:
+        quiet: say nothing.
+        stream: default, stderr.
+        budget: seconds that the run may take, for the time left.
+    """
     stream = sys.stderr if stream is None else stream
     if quiet:
         return Progress()
     console = Console(file=stream)
-    return RichProgress(console) if console.is_terminal else LineProgress(stream)
+    return RichProgress(console) if console.is_terminal else LineProgress(stream, budget)

@@ -23,7 +23,7 @@ from bole_runtime.kernels.problem import Problem
 #: Largest relative error of an output by precision profile.
 VERIFY_BOUND = {"lossless": 5e-6, "fast": 3e-3}
 #: Largest relative error of a committed state by precision profile, before the rounding of the state's own type.
-COMMIT_BOUND = {"lossless": 1e-6, "fast": 3e-3}
+COMMIT_BOUND = {"lossless": 1e-6, "fast": 1e-3}
 STATE_ROUNDING = {"fp32": 0.0, "bf16": 4e-3, "fp16": 5e-4}
 GUARD = 4096
 _BATCH = 4
