@@ -139,3 +139,8 @@ def commit_arguments(problem: Problem, table: bool) -> tuple[Argument, ...]:
         *_strides("w", "bn", aligned=False),
         *_strides("s", "shr"),
     )
+
+
+def usual_gate_dtypes(problem: Problem) -> tuple[str, ...]:
+    """Element types of the gate inputs of a usual call, in the order of the family's spec."""
+    return ("bf16", "bf16", "fp32", "fp32") if problem.gate_mode == "raw" else ("fp32", "fp32")

@@ -10,14 +10,15 @@ from bole_runtime.kernels.variants import all_variants, get_variant
 def default_config(problem: Problem, gpu: GpuLimits) -> Config:
     """Return the configuration to run without a measurement.
 
-    Few heads are a matter of latency: one launch. Many heads share the work of R better in two kernels. R of many
-    nodes is itself heavy: solve on the right-hand side.
+    Few heads are a matter of latency: one launch. With many heads, an R that costs much is made better in a kernel of
+    its own. R of many nodes is itself heavy to read and write: solve on the right-hand side.
 
     Raises:
         ValueError: no variant can serve the problem, with each one's reason.
     """
     order = [v.name for v in all_variants(problem.op)]
-    if problem.op == "verify" and problem.work >= 4 * gpu.sms:
+    heavy = problem.precision == "lossless" or problem.nodes + problem.pending > 32
+    if problem.op == "verify" and heavy and problem.work >= 4 * gpu.sms:
         order = ["two_stage", *(n for n in order if n != "two_stage")]
     if problem.op == "verify" and problem.nodes + problem.pending > 128:
         order = ["chunked", *(n for n in order if n != "chunked")]

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from bole_runtime.families import get_family
+from bole_runtime.kernels.arguments import usual_gate_dtypes
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, KernelPlan
 from bole_runtime.kernels.variants import get_variant
@@ -85,8 +87,14 @@ def import_kernel(name: str, source: str) -> Any:
 def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
     plans = get_variant(problem.op, config.variant).plans(problem, config)
     shipped = _shipped()
-    if len(names) == len(plans) and all(
-        name in shipped and name.startswith(plan.stem + "_") for name, plan in zip(names, plans, strict=True)
+    # Names of kernels tell everything but the normalisation and the types of the gates, which tables take as usual.
+    usual = problem.qk_l2norm == get_family(problem.family).qk_l2norm and (
+        problem.gate_dtypes in ((), usual_gate_dtypes(problem))
+    )
+    if (
+        usual
+        and len(names) == len(plans)
+        and all(name in shipped and name.startswith(plan.stem + "_") for name, plan in zip(names, plans, strict=True))
     ):
         return tuple(
             LoadedKernel(name, _import(name, shipped[name]), plan) for name, plan in zip(names, plans, strict=True)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from bole_codegen.render import RenderedKernel
-from bole_runtime.kernels.arguments import Argument
+from bole_runtime.kernels.arguments import Argument, usual_gate_dtypes
 from bole_runtime.kernels.loader import import_kernel
 
 if TYPE_CHECKING:
@@ -46,7 +46,9 @@ class Resources:
     seconds: float
     cubin: bytes
 
-    def programs_per_sm(self, registers_per_sm: int = 65536, shared_per_sm: int = 228 * 1024, threads: int = 2048) -> int:
+    def programs_per_sm(
+        self, registers_per_sm: int = 65536, shared_per_sm: int = 228 * 1024, threads: int = 2048
+    ) -> int:
         """Return how many programs fit a multiprocessor at a time."""
         by_registers = registers_per_sm // max(1, -(-self.registers // 8) * 8 * self.threads)
         by_shared = shared_per_sm // (self.shared_bytes + 1024)
@@ -59,9 +61,8 @@ def _element(argument: Argument, problem: Problem) -> str:
     if argument.kind == "state":
         return problem.state_dtype
     if argument.kind == "gate":
-        usual = ("bf16", "bf16", "fp32", "fp32") if problem.gate_mode == "raw" else ("fp32", "fp32")
         names = ("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr") if problem.gate_mode == "raw" else ("g_ptr", "beta_ptr")
-        return (problem.gate_dtypes or usual)[names.index(argument.name)]
+        return (problem.gate_dtypes or usual_gate_dtypes(problem))[names.index(argument.name)]
     return {"f32": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 
@@ -131,9 +132,7 @@ def compile_offline(rendered: RenderedKernel, problem: Problem, gpu: GpuLimits) 
 
     started = time.perf_counter()
     function = import_kernel(rendered.name, rendered.source)
-    types, constants, attributes = signature(
-        problem, rendered.plan.arguments, frozenset(rendered.plan.scratch)
-    )
+    types, constants, attributes = signature(problem, rendered.plan.arguments, frozenset(rendered.plan.scratch))
     major, minor = gpu.compute_capability
     try:
         compiled = triton.compile(

@@ -7,7 +7,8 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 
-CHUNK = Param("chunk", (16, 32, 64), "nodes solved at a time")
+# Not 64: on an H200 with Triton 3.6 such kernels gave wrong numbers or an illegal access (the interpreter does not).
+CHUNK = Param("chunk", (16, 32), "nodes solved at a time")
 PARAMS = (c.BV, CHUNK, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS)
 
 

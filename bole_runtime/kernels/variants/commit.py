@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from bole_runtime.kernels.arguments import commit_arguments, commit_pointers
+from bole_runtime.kernels.arguments import commit_arguments, commit_pointers, usual_gate_dtypes
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
@@ -45,8 +45,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
 
 
 def _element_types(problem: Problem) -> list[str]:
-    usual = ("bf16", "bf16", "fp32", "fp32") if problem.gate_mode == "raw" else ("fp32", "fp32")
-    gates = iter(problem.gate_dtypes or usual)
+    gates = iter(problem.gate_dtypes or usual_gate_dtypes(problem))
     names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32"}
     kinds = {"in": problem.in_dtype, "state": problem.state_dtype, "f32": "fp32"}
     return [

@@ -17,7 +17,7 @@ STATE_DOT = Param(
 MIX = Param(
     "mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
 )
-SOLVE = Param("solve", ("bf16", "tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
+SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
@@ -65,8 +65,11 @@ def mixes(precision: str) -> tuple[str, ...]:
 
 
 def solves(precision: str) -> tuple[str, ...]:
-    """Return the values of ``solve`` that keep a precision profile."""
-    return ("tf32", "bf16") if precision == "fast" else ("tf32x3",)
+    """Return the values of ``solve`` that keep a precision profile.
+
+    A bf16 solve holds 3e-3 for random keys only: correlated ones cost it 6e-3 to 1e-1 (tools/solve_rounding.py).
+    """
+    return ("tf32",) if precision == "fast" else ("tf32x3",)
 
 
 def scaled(problem: Problem) -> bool:

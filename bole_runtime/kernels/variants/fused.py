@@ -26,11 +26,12 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Few heads: narrow tiles spread a head over more SMs. Many heads: whole heads, so that R is made once.
-    dv = c.power_of_two(problem.dv)
-    bv = min(dv, 32 if problem.work < gpu.sms else 64)
+    few = problem.work < gpu.sms
+    bv = min(c.power_of_two(problem.dv), 32 if few else 128 if c.tile_rows(problem) <= 32 else 64)
+    bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
     return FUSED.config(
         {
-            "orient": "nodes",
+            "orient": "nodes" if few else "state",
             "bv": bv,
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
