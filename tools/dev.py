@@ -172,6 +172,8 @@ def lint() -> list[str]:
 def test(arguments: list[str]) -> int:
     """Run the checkers and the tests, or the GPU tests alone."""
     if arguments[:1] == ["--gpu"]:
+        # Compiled on demand, one after the other, the kernels would take longer than the tests. A failure shows there.
+        run("python", "tools/precompile.py", "--tests")
         # Serial: timings and memory of one GPU are not shared out.
         return run("python", "-m", "pytest", "-m", "gpu", *arguments[1:])
     failed = lint()

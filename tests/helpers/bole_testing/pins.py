@@ -98,11 +98,16 @@ def problems_of_commit(
     return [commit_problem(call, CommitLayer(pool, part)) for pool, part in zip(pools, parts, strict=True)]
 
 
-def pinned_verify(pinned: Pin, precision: str, limits: GpuLimits) -> Callable[..., Any]:
-    """Return ``verify`` with a configuration pinned, and a precision for callers that give none."""
+def pinned_verify(
+    pinned: Pin, precision: str, limits: GpuLimits, out_dtype: torch.dtype | None = torch.float32
+) -> Callable[..., Any]:
+    """Return ``verify`` with a configuration pinned, and a precision and an output type for callers that give none."""
 
     def verify(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **arguments: Any) -> Any:
         arguments.setdefault("precision", precision)
+        if arguments.get("out") is None:
+            # One output type, so that fewer kernels are compiled: Triton compiles anew for each.
+            arguments.setdefault("out_dtype", out_dtype)
         if arguments.get("variant") is None and v.numel():
             arguments["variant"] = pinned.config(problem_of_verify(q, k, v, **arguments), limits)
         return bole_runtime.verify(q, k, v, **arguments)

@@ -44,13 +44,16 @@ def draws(
     dims: Sequence[tuple[int, int]] = ((16, 16), (32, 16), (24, 20)),
     modes: Sequence[str] = ("ready", "raw"),
     pending: Sequence[int] = (0, 0, 5),
+    capture: Sequence[bool] = (False, True),
+    full: bool = False,
 ) -> st.SearchStrategy[Draw]:
     """Return a strategy of random forests, dense and packed, with padding nodes, padding slots, pending chains and
-    capture buffers."""
+    capture buffers. With ``full`` the first request always has ``max_nodes``, so that all draws share kernels."""
+    sizes = st.lists(st.integers(1, max_nodes), min_size=0 if full else 1, max_size=max_batch - full)
     return st.builds(
         Draw,
         seed=st.integers(0, 2**20),
-        sizes=st.lists(st.integers(1, max_nodes), min_size=1, max_size=max_batch).map(tuple),
+        sizes=sizes.map(lambda rest: (max_nodes, *rest) if full else tuple(rest)),
         packed=st.booleans(),
         heads=st.sampled_from(heads),
         dims=st.sampled_from(dims),
@@ -58,7 +61,7 @@ def draws(
         padding=st.sampled_from([0.0, 0.2]),
         pending=st.sampled_from(pending),
         dead=st.booleans(),
-        capture=st.booleans(),
+        capture=st.sampled_from(capture),
     )
 
 

@@ -103,18 +103,17 @@ def two_rounds_equal_plain_decoding(setup: Setup) -> None:
     assert_close("two rounds", pool[first.slots.long()], ref, 2 * setup.state_bound)
 
 
-@case(CASES, cost="medium")
-def sixty_four_rounds_do_not_drift(setup: Setup) -> None:
+def _rounds(setup: Setup, dims: tuple[int, int]) -> None:
     if setup.state_dtype is not torch.float32:
         return  # such a state adds its own rounding each round
     rng = random.Random(11)
     tree = dense_tree(setup, [[-1] * 8])
-    inputs = make_inputs(setup, tree, heads=(1, 2), dims=(16, 16), slots=[0], pool_slots=1)
+    inputs = make_inputs(setup, tree, heads=(1, 2), dims=dims, slots=[0], pool_slots=1)
     pool, single, exact = inputs.state.clone(), inputs.state.clone(), inputs.state.double()
     for n in range(64):
         parents = random_parents(rng, 8)
         tree.update_(torch.tensor([parents], device=setup.device))
-        step = make_inputs(setup, tree, heads=(1, 2), dims=(16, 16), slots=[0], pool_slots=1, seed=100 + n)
+        step = make_inputs(setup, tree, heads=(1, 2), dims=dims, slots=[0], pool_slots=1, seed=100 + n)
         step = step.replace(state=pool)
         factors = check_verify(setup, step)
         accepted = torch.tensor([rng.choice([-1, 3, 5, 7])], dtype=torch.int32, device=setup.device)
@@ -126,6 +125,16 @@ def sixty_four_rounds_do_not_drift(setup: Setup) -> None:
         assert drift <= allowed, f"drift {drift:.3g} after 64 rounds, twice the fp32 recurrence's is {allowed:.3g}"
     else:
         assert_close("64 rounds", pool, exact, 10 * setup.state_bound)
+
+
+@case(CASES, cost="medium")
+def sixty_four_rounds_do_not_drift(setup: Setup) -> None:
+    _rounds(setup, (16, 16))
+
+
+@case(CASES, cost="large")
+def sixty_four_rounds_of_wide_heads_do_not_drift(setup: Setup) -> None:
+    _rounds(setup, (128, 128))
 
 
 @case(CASES)

@@ -1,0 +1,202 @@
+"""What the GPU tests run: the same entries say which kernels to compile ahead (tools/precompile.py --tests).
+
+Every entry runs on any device. Kernels are compiled for each problem, configuration, output type and layout, in
+seconds each, so the entries share them: a case runs in the setting of a server and in others that take turns.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+
+import torch
+
+from bole_runtime import TreeBatch
+from bole_runtime.kernels import GpuLimits
+from bole_testing.cases import ALL, Case
+from bole_testing.cases.base import Inputs, Setup, dense_tree, make_inputs, random_parents
+from bole_testing.cases.draws import Draw, run_draw
+from bole_testing.pins import Pin, pin, pinned_setup
+
+BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
+_DISPATCH = Pin()
+_SHORT = {BF16: "bf16", FP16: "fp16", FP32: "fp32"}
+
+
+@dataclass(frozen=True)
+class Setting:
+    """Element types, a profile and a pinned configuration."""
+
+    in_dtype: torch.dtype
+    state_dtype: torch.dtype
+    precision: str
+    pin: Pin = _DISPATCH
+
+    def __str__(self) -> str:
+        return f"{_SHORT[self.in_dtype]}-s{_SHORT[self.state_dtype]}-{self.precision}-{self.pin}"
+
+    def setup(self, device: torch.device | str, limits: GpuLimits | None = None) -> Setup:
+        """Return the setup on a device; ``limits`` of a GPU that is not there."""
+        return pinned_setup(self.pin, device, self.in_dtype, self.state_dtype, self.precision, limits)
+
+
+SERVER = Setting(BF16, FP32, "lossless")
+OTHERS = (
+    Setting(BF16, FP32, "fast", Pin("two_stage", (("mix_store", "bf16"), ("pdl", True)))),
+    Setting(FP32, FP32, "lossless", Pin("two_stage")),
+    Setting(FP16, FP32, "lossless", Pin("chunked", (("chunk", 16),))),
+    Setting(BF16, BF16, "lossless", Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1)))),
+    Setting(FP16, FP16, "fast", Pin("fused")),
+    Setting(FP32, FP16, "fast", Pin("chunked")),
+)
+
+
+def cases() -> list[tuple[Case, Setting]]:
+    """Return every case that is not large, with the settings it runs in."""
+    plan = []
+    for i, case in enumerate(c for c in ALL if c.cost != "large"):
+        turns = [s for s in OTHERS[i % 6 :] + OTHERS[: i % 6] if case.applies(s.in_dtype)]
+        if case.name == "sixty_four_rounds_do_not_drift":
+            settings = [s for s in (SERVER, *OTHERS) if s.state_dtype is FP32]
+        elif case.name.startswith(("dims_", "heads_", "nodes_")):
+            settings = [SERVER, turns[0]]  # kernels of its own in every setting
+        else:
+            settings = [SERVER, *turns[:2]]
+        plan += [(case, s) for s in settings if case.applies(s.in_dtype)]
+    for case in ALL:
+        if case.cost == "large":
+            plan += [(case, SERVER), (case, Setting(BF16, FP32, "fast", Pin("two_stage")))]
+            plan += [(case, Setting(FP16, FP32, "lossless", Pin("chunked")))]
+    return plan
+
+
+@dataclass(frozen=True)
+class VariantEntry:
+    """A configuration to run on a problem that has everything in it, and then again and again for the same bits."""
+
+    setting: Setting
+    draw: Draw
+
+    def __str__(self) -> str:
+        return f"{self.setting}-{'x'.join(map(str, self.draw.dims))}-n{max(self.draw.sizes)}"
+
+
+def _entry(
+    pinned: Pin,
+    precision: str = "lossless",
+    *,
+    nodes: int = 16,
+    dims: tuple[int, int] = (128, 128),
+    heads: tuple[int, int] = (2, 4),
+    types: tuple[torch.dtype, torch.dtype] = (BF16, FP32),
+    mode: str = "raw",
+    packed: bool = False,
+    pending: int = 0,
+    capture: bool = False,
+) -> VariantEntry:
+    sizes = (nodes, max(1, nodes - 5), max(1, nodes // 2))
+    return VariantEntry(
+        Setting(*types, precision, pinned), Draw(nodes, sizes, packed, heads, dims, mode, 0.1, pending, True, capture)
+    )
+
+
+ODD = (100, 72)
+VARIANTS: tuple[VariantEntry, ...] = (
+    _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
+    _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
+    _entry(pin("fused", bv=64, warps=8, mix="bf16x3"), nodes=15),
+    _entry(pin("fused", bv=32, warps=4, solve="bf16"), "fast", nodes=60),
+    _entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
+    _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
+    _entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
+    _entry(pin("two_stage", pdl=True, mix_store="bf16", bv=128, warps=8, commit={"dot": "tf32"}), "fast"),
+    _entry(pin("two_stage", bk=32, stages=3, bv=64, warps=4, prefetch=False)),
+    _entry(pin("two_stage", bk=64, stages=2, bv=64, warps=4, prefetch=False, pdl=True), "fast", nodes=60),
+    _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
+    _entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
+    _entry(pin("two_stage", row_block=64, prepare_warps=8, share=True, mix="bf16x3"), nodes=64, pending=16),
+    _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=200, heads=(1, 2), mode="ready"),
+    _entry(pin("two_stage", bk=32, stages=2, bv=64), "fast", nodes=21, dims=ODD, heads=(1, 3), types=(FP32, FP32)),
+    _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
+    _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
+    _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
+    _entry(pin("chunked", chunk=64, bv=16, warps=4), nodes=100, packed=True, mode="ready"),
+    _entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
+)
+
+
+@dataclass(frozen=True)
+class RandomClass:
+    """Random problems that share kernels."""
+
+    setting: Setting
+    max_nodes: int
+    dims: tuple[int, int]
+    heads: tuple[int, int]
+    mode: str
+    pending: int = 0
+    capture: bool = False
+
+    def __str__(self) -> str:
+        return f"{self.setting}-{'x'.join(map(str, self.dims))}-n{self.max_nodes}"
+
+    def draw(self, packed: bool) -> Draw:
+        """Return one problem of the class."""
+        sizes = (self.max_nodes, 3)
+        return Draw(1, sizes, packed, self.heads, self.dims, self.mode, 0.1, self.pending, True, self.capture)
+
+
+# Below a bucket's size, as a packed tree gets a few nodes more.
+RANDOM: tuple[RandomClass, ...] = (
+    RandomClass(SERVER, 14, (128, 128), (2, 4), "raw"),
+    RandomClass(Setting(BF16, FP32, "fast", Pin("two_stage")), 60, (128, 128), (2, 4), "raw"),
+    RandomClass(Setting(BF16, FP32, "lossless", Pin("two_stage")), 14, (128, 128), (2, 4), "raw", pending=16),
+    RandomClass(Setting(FP32, FP32, "lossless", Pin("two_stage")), 30, (40, 72), (1, 3), "ready", capture=True),
+    RandomClass(Setting(FP16, FP16, "fast", Pin("chunked")), 126, (64, 64), (1, 2), "ready"),
+    RandomClass(Setting(BF16, BF16, "lossless", Pin("fused")), 30, (96, 128), (1, 1), "raw", pending=5),
+)
+
+#: What is captured in CUDA graphs.
+CAPTURED = (SERVER, Setting(BF16, FP32, "fast", Pin("two_stage", (("pdl", True),))))
+GRAPH_NODES = 16
+
+
+def graph_tree(setup: Setup, batch: int, seed: int = 0) -> TreeBatch:
+    """Return random trees of the graph tests."""
+    rng = random.Random(seed)
+    return dense_tree(setup, [random_parents(rng, GRAPH_NODES) for _ in range(batch)])
+
+
+def graph_layer(setup: Setup, tree: TreeBatch, seed: int = 0) -> Inputs:
+    """Return a layer of the shape that the graph tests capture: dense, 128 x 128, raw gates in the inputs' type."""
+    inputs = make_inputs(setup, tree, dims=(128, 128), mode="raw", seed=seed)
+    gates = {name: t.to(setup.in_dtype) if t.dim() > 1 else t for name, t in inputs.gates.items()}
+    return inputs.replace(gates=gates)
+
+
+def graph_calls(setup: Setup) -> None:
+    """Make every call of the graph tests once."""
+    tree = graph_tree(setup, 4)
+    layers = [graph_layer(setup, tree, seed) for seed in range(2)]
+    factors = []
+    for layer in layers:
+        out = torch.empty_like(layer.v)
+        factors.append(setup.verify(layer.q, layer.k, layer.v, out=out, **layer.arguments)[1])
+    accepted = torch.tensor([0, -1, 0, 0], dtype=torch.int32, device=setup.device)
+    pools = [layer.state.clone() for layer in layers]
+    setup.commit(pools[0], layers[0].slots, factors[0], accepted)
+    setup.commit(pools, layers[0].slots, factors, accepted)
+
+
+def bodies(device: torch.device | str, limits: GpuLimits) -> Iterator[tuple[str, Callable[[], object]]]:
+    """Yield a name and a function for everything that reaches a kernel the GPU tests compile."""
+    for case, setting in cases():
+        yield f"{case.name} {setting}", lambda c=case, s=setting: c.body(s.setup(device, limits))
+    for entry in VARIANTS:
+        yield str(entry), lambda e=entry: run_draw(e.setting.setup(device, limits), e.draw)
+    for kind in RANDOM:
+        for packed in (False, True):
+            yield str(kind), lambda k=kind, p=packed: run_draw(k.setting.setup(device, limits), k.draw(p))
+    for setting in CAPTURED:
+        yield f"graph {setting}", lambda s=setting: graph_calls(s.setup(device, limits))

@@ -1,0 +1,139 @@
+"""Which kernels calls on a GPU would compile, found on a machine that need not have one, and their compilation ahead.
+
+Calls run on CPU tensors: the Triton backend goes as far as asking Triton for a kernel, the torch backend then computes
+the result. What Triton was asked for (kernel and argument specialisation) is noted, and can be compiled for the GPU in
+any process; the launch on the GPU then finds it in Triton's cache.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+from unittest import mock
+
+import torch
+
+from bole_runtime import Config, gpus
+from bole_runtime.backends import Backend, torch_backend
+from bole_runtime.calls import CommitCall, VerifyCall
+from bole_runtime.kernels import Problem
+from bole_runtime.kernels.loader import LoadedKernel, load
+from bole_runtime.tables.lookup import dispatcher
+
+
+@dataclass(frozen=True)
+class Job:
+    """One compilation: kernel ``index`` of a configuration, for one specialisation of its arguments."""
+
+    name: str
+    problem: Problem
+    config: Config
+    index: int
+    specialisation: str
+
+
+@dataclass
+class Recording:
+    """What was asked for.
+
+    Attributes:
+        jobs: compilations, each once: bucket sizes that do not shape a kernel do not count.
+        calls: verifications and commits that were made.
+    """
+
+    jobs: dict[tuple[str, str], Job] = field(default_factory=dict)
+    calls: int = 0
+
+
+class _Driver:
+    """Stands for a GPU that is not there: enough to ask for a kernel and to compile it, not to launch it."""
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 10 * self._capability[0] + self._capability[1], 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, device: int) -> int:
+        return 0
+
+
+def pretend(gpu: str) -> None:
+    """Make Triton compile for a GPU of this key in this process, which can launch nothing any more."""
+    from triton.runtime import driver
+
+    capability = gpus.get(gpu).limits().compute_capability
+    driver.set_active(_Driver(capability))
+
+
+@contextlib.contextmanager
+def recording(gpu: str) -> Iterator[Recording]:
+    """Note what calls on CPU tensors would compile on a GPU of this key; see :func:`pretend`."""
+    from triton import knobs
+
+    from bole_runtime.backends import triton_backend
+
+    record = gpus.get(gpu)
+    limits, name = record.limits(), record.device_names[0]
+    made = Recording()
+    known: dict[str, tuple[Problem, Config, int]] = {}
+
+    def choose(
+        problem: Problem, device: torch.device, variant: Config | None
+    ) -> tuple[Config, tuple[LoadedKernel, ...]]:
+        config = variant or dispatcher().resolve(problem, name, limits).config
+        kernels = load(problem, config)
+        for i, kernel in enumerate(kernels):
+            known[kernel.name] = (problem, config, i)
+        return config, kernels
+
+    def hook(*, fn: Any, compile: dict[str, Any], **_: Any) -> bool:
+        short = fn.name.rsplit(".", 1)[-1]
+        made.jobs.setdefault(
+            (short, compile["specialization_data"]), Job(short, *known[short], compile["specialization_data"])
+        )
+        return True  # Triton then neither compiles nor launches
+
+    def verify(call: VerifyCall) -> None:
+        made.calls += 1
+        triton_backend.verify(call)
+        torch_backend.verify(call)
+
+    def commit(call: CommitCall) -> None:
+        made.calls += 1
+        triton_backend.commit(call)
+        torch_backend.commit(call)
+
+    pretend(gpu)
+    backend = Backend("triton", verify, commit)
+    # The package's functions have the names of their modules.
+    modules = [sys.modules[f"bole_runtime.backends.triton_backend.{m}"] for m in ("verify", "commit")]
+    with contextlib.ExitStack() as stack:
+        for module in modules:
+            stack.enter_context(mock.patch.object(module, "choose", choose))
+        stack.enter_context(mock.patch("bole_runtime.api.get_backend", return_value=backend))
+        stack.enter_context(mock.patch.object(knobs.runtime, "jit_cache_hook", hook))
+        yield made
+
+
+def compile_job(job: Job, gpu: str) -> float:
+    """Compile for the GPU that :func:`pretend` named; return the seconds it took.
+
+    Raises:
+        RuntimeError: the kernel takes more shared memory than a block of the GPU has.
+    """
+    started = time.perf_counter()
+    kernel = load(job.problem, job.config)[job.index].function.preload(job.specialisation)
+    shared, limit = kernel.metadata.shared, gpus.get(gpu).limits().smem_per_block
+    if shared > limit:
+        raise RuntimeError(f"takes {shared} bytes of shared memory, a block has {limit}")
+    return time.perf_counter() - started
