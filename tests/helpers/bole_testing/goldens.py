@@ -1,0 +1,63 @@
+"""Which rendered kernels are kept as golden files, and how they are compared."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from bole_codegen.render import RenderedKernel, render
+from bole_runtime import gpus
+from bole_runtime.kernels import Problem
+from bole_runtime.kernels.variants import get_variant
+
+_USUAL = Problem("verify", "gdn", 128, 128, 2, "bf16", "fp32", "ready", "lossless", 16, 16, 0, 256)
+
+
+@dataclass(frozen=True)
+class Golden:
+    """One kernel: number ``index`` of a variant's default configuration with some changes."""
+
+    problem: Problem
+    variant: str
+    changes: dict[str, Any]
+    index: int = 0
+
+
+def _golden(variant: str, changes: dict[str, Any], index: int = 0, **problem: Any) -> Golden:
+    problem.setdefault("depth", problem.get("nodes", 16))
+    return Golden(_USUAL.replace(op="commit" if variant == "path" else "verify", **problem), variant, changes, index)
+
+
+_BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1}
+_LOOP = {"bk": 32, "stages": 3, "bv": 64, "warps": 4}
+_RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
+#: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
+GOLDENS: dict[str, Golden] = {
+    "verify_fused_ready_lossless": _golden("fused", {"bv": 32}),
+    "verify_fused_raw_fast_pending": _golden("fused", {"bv": 16}, pending=16, **_RAW_FAST),
+    "verify_prepare_raw_fast": _golden("two_stage", {"share": False}, **_RAW_FAST),
+    "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),
+    "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
+    "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=100, dv=72),
+    "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
+    "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
+    "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
+}
+
+_TEMPLATE_HASH = re.compile(r"^# template hash: .*$", re.MULTILINE)
+
+
+def golden_kernel(label: str) -> RenderedKernel:
+    """Render the kernel of a golden file."""
+    golden = GOLDENS[label]
+    variant, limits = get_variant(golden.problem.op, golden.variant), gpus.get("h200").limits()
+    config = variant.config({**variant.default(golden.problem, limits).as_dict(), **golden.changes})
+    reason = variant.reason(golden.problem, config, limits)
+    assert reason is None, f"{label}: {reason}"
+    return render(golden.problem, config)[golden.index]
+
+
+def golden_text(source: str) -> str:
+    """Return a rendered file without the hash over all templates, which changes with every edit of any."""
+    return _TEMPLATE_HASH.sub("# template hash: (of all templates)", source)
