@@ -101,9 +101,8 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
 def _interpretable(problem: Problem, config: Config) -> Config:
     """Return a configuration of the same profile without what Triton's interpreter gets wrong or does not have."""
     values = config.as_dict()
-    for name in ("mix", "solve"):
-        if values.get(name) == "bf16":
-            values[name] = "tf32"
+    if values.get("mix") == "bf16":
+        values["mix"] = "tf32"
     for name, plain in (("mix_store", "fp32"), ("pdl", False)):
         if name in values:
             values[name] = plain

@@ -106,7 +106,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
     _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
     _entry(pin("fused", bv=64, warps=8, mix="bf16x3"), nodes=15),
-    _entry(pin("fused", bv=32, warps=4, solve="bf16"), "fast", nodes=60),
+    _entry(pin("fused", bv=32, warps=4, solve="tf32x3"), "fast", nodes=60),
     _entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
     _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
     _entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),

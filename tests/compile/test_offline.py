@@ -1,0 +1,103 @@
+"""Offline compilation for sm_90: defaults without spills, short reasons for what does not compile or does not fit."""
+
+from __future__ import annotations
+
+import dataclasses
+import re
+from pathlib import Path
+
+import pytest
+
+import bole_tuned
+from bole_codegen.render import RenderedKernel, render
+from bole_runtime import gpus
+from bole_runtime.kernels import Config, Problem
+from bole_runtime.kernels.variants import all_variants, get_variant
+from bole_runtime.tables.load import load_table
+
+pytest.importorskip("triton")
+from bole_codegen.compile import CompileError, compile_offline
+
+H200 = gpus.get("h200").limits()
+USUAL = Problem("verify", "gdn", 128, 128, 2, "bf16", "fp32", "raw", "fast", 16, 16, 0, 256)
+#: Bytes a thread may keep in local memory; a few come from the calling convention, more are spills.
+SPILLS = 64
+#: Kernels of all tables that are compiled in every run; --exhaustive compiles all.
+SAMPLE = 6
+
+
+def kernels(name: str, problem: Problem) -> tuple[RenderedKernel, ...]:
+    return render(problem, get_variant(problem.op, name).default(problem, H200))
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("two_stage", USUAL),
+        ("fused", USUAL.replace(precision="lossless", gate_mode="ready", work=32)),
+        ("path", USUAL.replace(op="commit", precision="lossless")),
+    ],
+    ids=["two_stage", "fused", "commit"],
+)
+def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
+    for kernel in kernels(name, problem)[: 1 if name == "path" else None]:
+        found = compile_offline(kernel, problem, H200)
+        assert found.spill_bytes == 0, kernel.name
+        assert 0 < found.registers <= 255
+        assert found.shared_bytes <= H200.smem_per_block
+        assert found.threads == 32 * kernel.plan.num_warps
+        assert found.programs_per_sm() >= 1
+        assert found.cubin.startswith(b"\x7fELF")
+
+
+def test_too_much_shared_memory() -> None:
+    kernel = kernels("two_stage", USUAL)[1]
+    small = dataclasses.replace(H200, smem_per_block=1024)
+    with pytest.raises(CompileError, match=r"^takes \d+ bytes of shared memory, a block has 1024$"):
+        compile_offline(kernel, USUAL, small)
+
+
+def test_what_does_not_compile_gives_one_short_reason() -> None:
+    kernel = kernels("two_stage", USUAL)[1]
+    name = f"{kernel.name}_broken"
+    source = kernel.source.replace(kernel.name, name)
+    source = re.sub(r"^    tile = .*$", "    tile = tl.no_such_function(1)", source, flags=re.MULTILINE)
+    with pytest.raises(CompileError) as caught:
+        compile_offline(dataclasses.replace(kernel, name=name, source=source), USUAL, H200)
+    assert "no_such_function" in str(caught.value)
+    assert len(str(caught.value).splitlines()) == 1
+    assert len(str(caught.value)) < 400
+
+
+def tuned() -> list[tuple[str, str, Problem, Config]]:
+    """Every distinct kernel of the tables in the package: its GPU, its name, and what renders it."""
+    found: dict[tuple[str, str], tuple[Problem, Config]] = {}
+    for path in sorted(Path(next(iter(bole_tuned.__path__))).glob("*/*.json")):
+        table = load_table(path, all_variants)
+        for entry in table.entries:
+            for kernel in entry.entry.kernels:
+                found.setdefault((table.header.gpu.key, kernel.name), (entry.problem, entry.config))
+    return [(*key, *found[key]) for key in sorted(found)]
+
+
+def check_tuned(entries: list[tuple[str, str, Problem, Config]]) -> None:
+    if not entries:
+        pytest.skip("the package has no tables yet")
+    for key, name, problem, config in entries:
+        made = {kernel.name: kernel for kernel in render(problem, config)}
+        # A table whose kernels have changed since is reported by the tests of the tables.
+        kernel = made.get(name) or next(k for k in made.values() if name.startswith(k.plan.stem + "_"))
+        found = compile_offline(kernel, problem, gpus.get(key).limits())
+        assert found.spill_bytes <= SPILLS, f"{key}: {kernel.name} spills {found.spill_bytes} bytes"
+
+
+@pytest.mark.slow
+def test_a_sample_of_the_tuned_kernels() -> None:
+    entries = tuned()
+    check_tuned(entries[:: max(1, -(-len(entries) // SAMPLE))])
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(3600)
+def test_every_tuned_kernel() -> None:
+    check_tuned(tuned())
