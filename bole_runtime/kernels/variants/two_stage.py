@@ -11,7 +11,9 @@ ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first k
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
-PDL = Param("pdl", (False, True), "the second kernel starts early and waits for R (programmatic launch)", ordered=False)
+PDL = Param(
+    "pdl", (False, True), "a kernel starts early and waits for the one before it (programmatic launch)", ordered=False
+)
 PARAMS = (
     c.ORIENT,
     c.BV,
@@ -93,6 +95,38 @@ def _line(config: Config, *names: str) -> str:
     return " ".join(f"{name}={config[name]}" for name in names)
 
 
+def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan:
+    """The pass over the state that ends every variant which makes R in kernels of its own."""
+    rows = c.tile_rows(problem)
+    readout = c.context(
+        problem,
+        {
+            "ROWS": (rows, "pending tokens and nodes of a request"),
+            "BV": (config["bv"], "value columns of a program"),
+            # Where a head is narrower than the smallest choice, one block holds it.
+            "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
+        },
+        ORIENT=config["orient"],
+        STATE_DOT=config["state_dot"],
+        MIX=config["mix"],
+        MIX_STORE=mix_store,
+        PDL=config["pdl"],
+        MASK_LOADS=True,
+        PREFETCH=config["prefetch"],
+        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "pdl"),
+    )
+    return KernelPlan(
+        "verify_readout.py.jinja",
+        c.stem(problem, "verify_readout"),
+        readout,
+        config["warps"],
+        config["stages"],
+        verify_arguments(problem),
+        c.SCRATCH,
+        pdl=config["pdl"],
+    )
+
+
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     rows = c.tile_rows(problem)
     blocks = rows // config["row_block"]
@@ -112,23 +146,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MASK_LOADS=True,
         config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
     )
-    readout = c.context(
-        problem,
-        {
-            "ROWS": (rows, "pending tokens and nodes of a request"),
-            "BV": (config["bv"], "value columns of a program"),
-            # Where a head is narrower than the smallest choice, one block holds it.
-            "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
-        },
-        ORIENT=config["orient"],
-        STATE_DOT=config["state_dot"],
-        MIX=config["mix"],
-        MIX_STORE=config["mix_store"],
-        PDL=config["pdl"],
-        MASK_LOADS=True,
-        PREFETCH=config["prefetch"],
-        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "mix_store", "pdl"),
-    )
     return (
         KernelPlan(
             "verify_prepare.py.jinja",
@@ -139,16 +156,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             verify_arguments(problem),
             c.SCRATCH,
         ),
-        KernelPlan(
-            "verify_readout.py.jinja",
-            c.stem(problem, "verify_readout"),
-            readout,
-            config["warps"],
-            config["stages"],
-            verify_arguments(problem),
-            c.SCRATCH,
-            pdl=config["pdl"],
-        ),
+        readout_plan(problem, config, config["mix_store"]),
     )
 
 
