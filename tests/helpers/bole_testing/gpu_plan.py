@@ -106,7 +106,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
     _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
     _entry(pin("fused", bv=64, warps=8, mix="bf16x3"), nodes=15),
-    _entry(pin("fused", bv=32, warps=4, solve="tf32x3"), "fast", nodes=60),
+    _entry(pin("fused", bv=32, warps=4, mix="tf32"), "fast", nodes=60),
     _entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
     _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
     _entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
@@ -121,7 +121,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
     _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
     _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
-    _entry(pin("chunked", chunk=64, bv=16, warps=4), nodes=100, packed=True, mode="ready"),
+    _entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),
     _entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
 )
 
