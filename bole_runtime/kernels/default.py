@@ -11,7 +11,8 @@ def default_config(problem: Problem, gpu: GpuLimits) -> Config:
     """Return the configuration to run without a measurement.
 
     Few heads are a matter of latency: one launch. With many heads, an R that costs much is made better in a kernel of
-    its own. R of many nodes is itself heavy to read and write: solve on the right-hand side.
+    its own. R of many nodes is itself heavy to read and write: solve on the right-hand side. A commit
+    goes token by token, unless a long pending chain is folded with it.
 
     Raises:
         ValueError: no variant can serve the problem, with each one's reason.
@@ -22,6 +23,8 @@ def default_config(problem: Problem, gpu: GpuLimits) -> Config:
         order = ["two_stage", *(n for n in order if n != "two_stage")]
     if problem.op == "verify" and problem.nodes + problem.pending > 128:
         order = ["chunked", *(n for n in order if n != "chunked")]
+    if problem.op == "commit" and problem.pending > 16:
+        order = ["path", *(n for n in order if n != "path")]
     reasons = []
     for name in order:
         variant = get_variant(problem.op, name)

@@ -16,8 +16,8 @@ DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-C = tl.constexpr(16)  # tokens folded at a time
 BV = tl.constexpr(32)  # value columns of a program
+C = tl.constexpr(16)  # tokens folded at a time
 SOLVE = tl.constexpr("tf32x3")  # precision of the triangular solve
 LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
@@ -138,7 +138,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_1e8e483c(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_eca1e2f1(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -226,8 +226,8 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_1e8e483c(
     cols = tile * BV + tl.arange(0, BV)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
-    lane = tl.arange(0, C)
     total = length + plength
+    lane = tl.arange(0, C)
     for first in range(0, total, C):
         rows = lane + first
         live = rows < total

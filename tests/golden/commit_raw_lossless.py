@@ -15,8 +15,8 @@ DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 NODES = tl.constexpr(16)  # nodes of a request
-C = tl.constexpr(16)  # tokens folded at a time
 BV = tl.constexpr(32)  # value columns of a program
+C = tl.constexpr(16)  # tokens folded at a time
 SOLVE = tl.constexpr("tf32x3")  # precision of the triangular solve
 LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
@@ -157,7 +157,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_897a4881(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_6058386f(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -226,8 +226,8 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_897a4881(
     cols = tile * BV + tl.arange(0, BV)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
-    lane = tl.arange(0, C)
     total = length
+    lane = tl.arange(0, C)
     for first in range(0, total, C):
         rows = lane + first
         live = rows < total

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: orient=state bv=128 bk=128 state_dot=bf16 mix=bf16 prefetch=False mix_store=fp32 pdl=True
+# config: orient=state bv=128 bk=128 state_dot=bf16 mix=bf16 prefetch=False pdl=True
 # launch: num_warps=8 num_stages=1
 """Gated DeltaNet: verify readout, fast."""
 

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk100 dv72 group2 bf16 state bf16 gates ready lossless nodes 16 pending 0
-# config: orient=state bv=64 bk=32 state_dot=native mix=tf32x3 prefetch=False mix_store=fp32 pdl=False
+# config: orient=state bv=64 bk=32 state_dot=native mix=tf32x3 prefetch=False pdl=False
 # launch: num_warps=4 num_stages=3
 """Gated DeltaNet: verify readout, lossless."""
 

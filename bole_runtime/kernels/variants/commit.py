@@ -1,4 +1,4 @@
-"""Commit of all layers in one launch: each program rewrites one value tile of one head of one layer."""
+"""Commit of all layers in one launch by a solve: each program rewrites one value tile of one head of one layer."""
 
 from __future__ import annotations
 
@@ -54,45 +54,56 @@ def _element_types(problem: Problem) -> list[str]:
     ]
 
 
-def _plan(problem: Problem, config: Config, table: bool) -> KernelPlan:
-    more: dict[str, Any] = {
-        "TABLE": table,
-        "MASK_LOADS": False,
-        "DOT": config["dot"],
-        "config_line": f"{config} {'layer table' if table else 'one layer'}",
-        "pointer_args": list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True)),
-    }
-    ctx = c.context(
-        problem,
-        {
-            "NODES": (problem.nodes, "nodes of a request"),
-            "C": (config["chunk"], "tokens folded at a time"),
-            "BV": (config["bv"], "value columns of a program"),
-            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
-            "LEVELS": c.solve_levels(config["chunk"]),
-        },
-        **more,
-    )
-    what = "commit_layers" if table else "commit"
-    return KernelPlan(
-        "commit.py.jinja", c.stem(problem, what), ctx, config["warps"], 1, commit_arguments(problem, table)
-    )
+def layer_plans(
+    template: str, what: str, problem: Problem, config: Config, sizes: dict[str, tuple[Any, str]], **more: Any
+) -> tuple[KernelPlan, ...]:
+    """The same text with pointers from arguments (one layer) or from a table in device memory (all layers)."""
+    pointers = list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True))
+    plans = []
+    for table in (False, True):
+        ctx = c.context(
+            problem,
+            {
+                "NODES": (problem.nodes, "nodes of a request"),
+                "BV": (config["bv"], "value columns of a program"),
+                **sizes,
+            },
+            TABLE=table,
+            MASK_LOADS=False,
+            config_line=f"{config} {'layer table' if table else 'one layer'}",
+            pointer_args=pointers,
+            **more,
+        )
+        stem = c.stem(problem, f"{what}_layers" if table else what)
+        plans.append(KernelPlan(template, stem, ctx, config["warps"], 1, commit_arguments(problem, table)))
+    return tuple(plans)
 
 
-def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
-    # The same text with pointers from arguments (one layer) or from a table in device memory (all layers).
-    return (_plan(problem, config, table=False), _plan(problem, config, table=True))
-
-
-def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
-    # `batch` counts the rows of all layers.
+def grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    """Grids of both plans. ``batch`` counts the rows of all layers."""
     grid = (batch * heads, -(-problem.dv // config["bv"]))
     return grid, grid
 
 
-def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+def no_workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    """Commits need no scratch memory."""
     del problem, config, batch, heads
     return 0, 0
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    return layer_plans(
+        "commit.py.jinja",
+        "commit",
+        problem,
+        config,
+        {
+            "C": (config["chunk"], "tokens folded at a time"),
+            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
+            "LEVELS": c.solve_levels(config["chunk"]),
+        },
+        DOT=config["dot"],
+    )
 
 
 COMMIT = Variant(
@@ -104,6 +115,6 @@ COMMIT = Variant(
     check=_check,
     default=_default,
     plans=_plans,
-    grids=_grids,
-    workspace=_workspace,
+    grids=grids,
+    workspace=no_workspace,
 )

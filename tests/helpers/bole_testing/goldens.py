@@ -26,7 +26,7 @@ class Golden:
 
 def _golden(variant: str, changes: dict[str, Any], index: int = 0, **problem: Any) -> Golden:
     problem.setdefault("depth", problem.get("nodes", 16))
-    return Golden(_USUAL.replace(op="commit" if variant == "path" else "verify", **problem), variant, changes, index)
+    return Golden(_USUAL.replace(op="commit" if variant in ("path", "steps") else "verify", **problem), variant, changes, index)
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1}
@@ -40,9 +40,13 @@ GOLDENS: dict[str, Golden] = {
     "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),
     "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
     "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=100, dv=72),
+    "verify_gram_raw_fast": _golden("three_stage", {}, nodes=64, **_RAW_FAST),
+    "verify_solve_ready_lossless": _golden("three_stage", {}, 1, nodes=64),
     "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
+    "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),
+    "commit_steps_layers_ready_pending": _golden("steps", {}, 1, pending=16),
 }
 
 _TEMPLATE_HASH = re.compile(r"^# template hash: .*$", re.MULTILINE)

@@ -1,0 +1,45 @@
+"""Commit of all layers in one launch, token by token: for the few tokens that a round accepts."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
+from bole_runtime.kernels.variants import common as c
+from bole_runtime.kernels.variants.commit import grids, layer_plans, no_workspace
+
+PARAMS = (c.BV, c.WARPS)
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
+    if config["bv"] > c.power_of_two(problem.dv):
+        return f"bv={config['bv']} is wider than dv={problem.dv}"
+    each = config["bv"] * c.power_of_two(problem.dk) // (32 * config["warps"])
+    if not 4 <= each <= 128:
+        return f"{each} elements of the state a thread are too few or too many"
+    return None
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    del gpu
+    bv = max(8, min(c.power_of_two(problem.dv), 64 * 128 // c.power_of_two(problem.dk)))
+    warps = max(1, min(4, bv * c.power_of_two(problem.dk) // 1024))
+    return COMMIT_STEPS.config({"bv": bv, "warps": warps})
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    return layer_plans("commit_steps.py.jinja", "commit_steps", problem, config, {})
+
+
+COMMIT_STEPS = Variant(
+    name="steps",
+    op="commit",
+    doc="the recurrence over the accepted path, token by token in fp32, state rewritten in place",
+    params=PARAMS,
+    applies=c.supports_family,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=grids,
+    workspace=no_workspace,
+)
