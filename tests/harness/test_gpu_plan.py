@@ -16,12 +16,16 @@ def test_the_plan_covers_every_case_type_and_profile() -> None:
     from bole_testing.cases import ALL
     from bole_testing.gpu_plan import SERVER, VARIANTS, cases
 
+    from bole_runtime.kernels.variants import all_variants
+
     plan = cases()
     assert {case.name for case, _ in plan} == {case.name for case in ALL}
     assert {case.name for case, s in plan if s == SERVER} >= {c.name for c in ALL if c.applies(SERVER.in_dtype)}
     assert len({s.in_dtype for _, s in plan}) == len({s.state_dtype for _, s in plan}) == 3
     assert {s.precision for _, s in plan} == {"lossless", "fast"}
-    assert {e.setting.pin.variant for e in VARIANTS} == {"fused", "two_stage", "chunked"}
+    assert {e.setting.pin.variant for e in VARIANTS} == {v.name for v in all_variants("verify")}
+    commits = {dict(e.setting.pin.commit).get("variant", "path") for e in VARIANTS if e.setting.pin.commit}
+    assert commits == {v.name for v in all_variants("commit")}
 
 
 RECORD = """
@@ -36,7 +40,8 @@ case = next(c for c in ALL if c.name == "path_skips_nodes")
 with recording("h200") as made:
     case.body(SERVER.setup("cpu", gpus.get("h200").limits()))
 assert made.calls == 4, made.calls
-assert sorted(j.name.split("_k")[0] for j in made.jobs.values()) == ["gdn_commit", "gdn_verify_fused"], made.jobs
+kinds = sorted(j.name.split("_k")[0].split("_")[1] for j in made.jobs.values())
+assert kinds == ["commit", "verify"], made.jobs
 compile_job(min(made.jobs.values(), key=lambda j: j.name), "h200")
 print("compiled")
 """

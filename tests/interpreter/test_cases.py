@@ -14,8 +14,8 @@ FP32, FP16 = torch.float32, torch.float16
 PINS = (
     Pin(DISPATCH),
     Pin("fused", (("bv", 32), ("warps", 2))),
-    Pin("two_stage"),
-    Pin("chunked", (("chunk", 16),)),
+    Pin("two_stage", commit=(("variant", "path"),)),
+    Pin("chunked", (("chunk", 16),), commit=(("variant", "path"),)),
 )
 SMALL = [c for c in ALL if c.cost == "small"]
 #: Head dims that take an interpreter seconds: once, in fp16.

@@ -44,10 +44,10 @@ class Setting:
 SERVER = Setting(BF16, FP32, "lossless")
 OTHERS = (
     Setting(BF16, FP32, "fast", Pin("two_stage", (("mix_store", "bf16"), ("pdl", True)))),
-    Setting(FP32, FP32, "lossless", Pin("two_stage")),
+    Setting(FP32, FP32, "lossless", Pin("two_stage", commit=(("variant", "path"),))),
     Setting(FP16, FP32, "lossless", Pin("chunked", (("chunk", 16),))),
     Setting(BF16, BF16, "lossless", Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1)))),
-    Setting(FP16, FP16, "fast", Pin("fused")),
+    Setting(FP16, FP16, "fast", Pin("three_stage", commit=(("variant", "path"),))),
     Setting(FP32, FP16, "fast", Pin("chunked")),
 )
 
@@ -119,6 +119,9 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=200, heads=(1, 2), mode="ready"),
     _entry(pin("two_stage", bk=32, stages=2, bv=64), "fast", nodes=21, dims=ODD, heads=(1, 3), types=(FP32, FP32)),
     _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
+    _entry(pin("three_stage", commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    _entry(pin("three_stage", row_block=32, gram_warps=4, solve_warps=2, pdl=False), "fast", nodes=60, pending=16),
+    _entry(pin("three_stage", orient="nodes"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
     _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
     _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
     _entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),

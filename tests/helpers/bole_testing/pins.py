@@ -33,7 +33,7 @@ class Pin:
         changes: parameters that differ from the variant's default.
         strict: fail where the configuration cannot serve a problem; otherwise the variant's default serves it, and
             where the variant cannot, what dispatch chooses.
-        commit: parameters of the commit that differ from its default.
+        commit: ``variant`` of the commit (``path`` if missing) and its parameters that differ from its default.
     """
 
     variant: str = DISPATCH
@@ -46,8 +46,11 @@ class Pin:
 
     def config(self, problem: Problem, limits: GpuLimits) -> Config | None:
         """Return the configuration for a problem; None for what dispatch chooses."""
-        name, changes = (self.variant, self.changes) if problem.op == "verify" else ("path", self.commit)
-        if name == DISPATCH or (problem.op == "commit" and not changes):
+        name, changes = self.variant, dict(self.changes)
+        if problem.op == "commit":
+            changes = dict(self.commit)
+            name = changes.pop("variant", "path" if changes else DISPATCH)
+        if name == DISPATCH:
             return None
         variant = get_variant(problem.op, name)
         reason = variant.applies(problem)
@@ -55,7 +58,7 @@ class Pin:
             plain = variant.default(problem, limits)
             if os.environ.get("TRITON_INTERPRET") == "1":
                 plain = _interpretable(problem, plain)
-            for values in (dict(changes), {}):
+            for values in (changes, {}):
                 config = variant.config({**plain.as_dict(), **values})
                 reason = variant.reason(problem, config, limits)
                 if reason is None:
