@@ -15,13 +15,8 @@ from bole_runtime.factors import Factors
 from bole_runtime.families import RecurrenceSpec, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
+from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 from bole_runtime.tree import TreeBatch
-
-#: Relative Frobenius error allowed against the torch backend, by precision: outputs at fp32.
-OUTPUT_BOUND = {"lossless": 5e-6, "fast": 3e-3}
-#: The same for a committed fp32 state; a 16-bit state adds its own rounding.
-STATE_BOUND = {"lossless": 1e-6, "fast": 1e-3}
-ROUNDING = {torch.float32: 0.0, torch.float16: 1e-3, torch.bfloat16: 4e-3}
 
 
 @dataclass
@@ -246,7 +241,7 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
     layer = CommitLayer(call.state, factors)
     commit_call = CommitCall(call.spec, (layer,), call.slots, call.slots, call.tree, precision)
     verify_bound = OUTPUT_BOUND[precision]
-    commit_bound = STATE_BOUND[precision] + ROUNDING[g.state_dtype]
+    commit_bound = STATE_BOUND[precision] + STATE_ROUNDING[select.SHORT[g.state_dtype]]
     problems: list[tuple[Problem, Callable[[Config], float], float]] = [
         (verify_problem(call).replace(work=work), lambda c: _check_verify(call, c), verify_bound),
         (

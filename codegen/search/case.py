@@ -19,12 +19,8 @@ from bole_codegen.measure import make_parents, make_verify_inputs, poison_, rela
 from bole_codegen.search.results import CandidateError
 from bole_runtime import Config, Factors, PendingChain, TreeBatch, commit, get_family, set_backend, verify
 from bole_runtime.kernels.problem import Problem
+from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 
-#: Largest relative error of an output by precision profile.
-VERIFY_BOUND = {"lossless": 5e-6, "fast": 3e-3}
-#: Largest relative error of a committed state by precision profile, before the rounding of the state's own type.
-COMMIT_BOUND = {"lossless": 1e-6, "fast": 1e-3}
-STATE_ROUNDING = {"fp32": 0.0, "bf16": 4e-3, "fp16": 5e-4}
 GUARD = 4096
 _BATCH = 4
 _SLOTS = (3, -1, 0, 5)
@@ -34,8 +30,8 @@ _POOL = 7
 def bound(problem: Problem) -> float:
     """Return the largest relative error a candidate may have."""
     if problem.op == "verify":
-        return VERIFY_BOUND[problem.precision]
-    return COMMIT_BOUND[problem.precision] + STATE_ROUNDING[problem.state_dtype]
+        return OUTPUT_BOUND[problem.precision]
+    return STATE_BOUND[problem.precision] + STATE_ROUNDING[problem.state_dtype]
 
 
 def bits(tensor: Tensor) -> Tensor:

@@ -16,8 +16,9 @@ import bole_runtime.api as api
 from bole_codegen.measure import LayerInputs, VerifyInputs, poison_
 from bole_runtime.factors import Factors
 from bole_runtime.kernels.space import Config
+from bole_runtime.precision import OUTPUT_BOUND
 from bole_runtime.tree import TreeBatch
-from verify_bench.settings import NARROW_STATE_BOUND, OUTPUT_BOUND
+from verify_bench.settings import NARROW_STATE_BOUND
 
 TORCH_DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 

@@ -9,10 +9,11 @@ import torch
 import bole_runtime.api as api
 from bole_codegen.measure import VerifyInputs, capture_layers, commit_traffic, relative_error, time_interleaved
 from bole_runtime.factors import Factors
+from bole_runtime.precision import STATE_BOUND
 from verify_bench import oracle
 from verify_bench.candidates import Candidate
 from verify_bench.rows import Result, Row
-from verify_bench.settings import STATE_BOUND, Settings, allowed_error, reason_of, synchronize
+from verify_bench.settings import Settings, allowed_error, reason_of, synchronize
 
 
 def run_commit(inputs: VerifyInputs, candidates: list[Candidate], row: Row, settings: Settings) -> None:

@@ -13,9 +13,6 @@ from torch import Tensor
 from bole_codegen.measure import relative_error
 from bole_runtime.kernels.space import Config
 
-#: Error bounds with an fp32 output (the design's), and for a peer of either profile.
-OUTPUT_BOUND = {"fast": 3e-3, "lossless": 5e-6}
-STATE_BOUND = {"fast": 3e-3, "lossless": 1e-6}
 #: For peers that round every node's state to a 16-bit dtype.
 NARROW_STATE_BOUND = 3e-2
 #: Rounding of an element type in Frobenius norm is measured on the reference; this is its allowance on top.

@@ -16,6 +16,10 @@ if TYPE_CHECKING:
     from bole_runtime.calls import CommitCall, CommitLayer
 
 
+#: Gates are widened or narrowed to fp32 where they are loaded, so that float64 ones need no kernels of their own.
+_GATE_SHORT = {**SHORT, torch.float64: "fp64"}
+
+
 def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
     """Return what the kernels of a layer's commit are specialised for."""
     factors = layer.factors
@@ -41,7 +45,7 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
         capacity,
         work,
         factors.qk_l2norm,
-        tuple(short_dtype(factors.gates[name], name) for name in names),
+        tuple(_GATE_SHORT.get(factors.gates[name].dtype) or short_dtype(factors.gates[name], name) for name in names),
     )
 
 
