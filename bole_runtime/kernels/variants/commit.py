@@ -1,4 +1,4 @@
-"""Commit of all layers in one launch by a solve: each program rewrites one value tile of one head of one layer."""
+"""Commit of all layers in one launch, by a solve: a program rewrites a value tile of a head of a layer."""
 
 from __future__ import annotations
 
