@@ -122,9 +122,10 @@ def commit(call: CommitCall) -> None:
     groups: dict[Any, list[CommitLayer]] = {}
     for layer in call.layers:
         problem = commit_problem(call, layer)
+        heads = layer.factors.v.shape[-2]
         aligned = all(t.data_ptr() % 16 == 0 for t in _pointers(layer))
         # The table kernel assumes 16-byte pointers; a layer without them is launched alone.
         alone = 0 if aligned else id(layer)
-        groups.setdefault((problem, _shape_arguments(call, layer), alone), []).append(layer)
-    for (problem, _, _), layers in groups.items():
+        groups.setdefault((problem, heads, _shape_arguments(call, layer), alone), []).append(layer)
+    for (problem, *_), layers in groups.items():
         _launch(call, problem, layers)

@@ -59,7 +59,7 @@ def cases() -> list[tuple[Case, Setting]]:
         turns = [s for s in OTHERS[i % 6 :] + OTHERS[: i % 6] if case.applies(s.in_dtype)]
         if case.name == "sixty_four_rounds_do_not_drift":
             settings = [s for s in (SERVER, *OTHERS) if s.state_dtype is FP32]
-        elif case.name.startswith(("dims_", "heads_", "nodes_")):
+        elif case.name.startswith(("dims_", "heads_", "nodes_", "element_types")):
             settings = [SERVER, turns[0]]  # kernels of its own in every setting
         else:
             settings = [SERVER, *turns[:2]]

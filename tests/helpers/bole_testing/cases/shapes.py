@@ -205,6 +205,23 @@ def index_dtypes_and_strides(setup: Setup) -> None:
 
 
 @case(CASES)
+def element_types_of_gates(setup: Setup) -> None:
+    # Whatever gates are given in, verify and commit take them, one layer and several.
+    tree = dense_tree(setup, [[-1, 0, 0, 1]])
+    for dtype in (torch.bfloat16, torch.float64):
+        inputs = make_inputs(setup, tree, heads=(1, 2), mode="raw")
+        gates = {name: t.to(dtype) for name, t in inputs.gates.items()}
+        inputs = inputs.replace(gates=gates)
+        factors = check_verify(setup, inputs)
+        pool = check_commit(setup, inputs, factors, [3])
+        pools = [inputs.state.clone() for _ in range(2)]
+        accepted = torch.tensor([3], dtype=torch.int32, device=setup.device)
+        setup.commit(pools, inputs.slots, [factors, factors], accepted, precision=setup.precision)
+        for other in pools:
+            assert_same_bits("layers", other, pool)
+
+
+@case(CASES)
 def duplicate_slots_are_legal_in_verify(setup: Setup) -> None:
     inputs = make_inputs(setup, dense_tree(setup, [[-1, 0, 0], [-1, 0, 1]]), slots=[2, 2], pool_slots=3)
     check_verify(setup, inputs)
