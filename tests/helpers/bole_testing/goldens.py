@@ -26,7 +26,8 @@ class Golden:
 
 def _golden(variant: str, changes: dict[str, Any], index: int = 0, **problem: Any) -> Golden:
     problem.setdefault("depth", problem.get("nodes", 16))
-    return Golden(_USUAL.replace(op="commit" if variant in ("path", "steps") else "verify", **problem), variant, changes, index)
+    op = "commit" if variant in ("path", "steps") else "verify"
+    return Golden(_USUAL.replace(op=op, **problem), variant, changes, index)
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1}
