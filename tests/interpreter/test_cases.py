@@ -23,7 +23,7 @@ WIDE = {"dims_64_48", "dims_96_100", "dims_128_128", "dims_256_64"}
 #: What depends on the element type of the inputs; everything else runs in fp32.
 TYPED = (
     "inputs_near", "fp16_values", "repeated_keys", "mixed_log", "tiny_keys", "garbage_in", "dims_48", "nodes_33",
-    "packed_trees", "slices", "pending_chain_raw", "captured_packed", "several_layers", "heads_1_3",
+    "slices", "pending_chain_raw", "captured_packed", "heads_1_3",
 )  # fmt: skip
 
 
