@@ -177,7 +177,7 @@ def test_an_offline_search_ends_in_table_and_report(tmp_path: Path, capsys: pyte
     before = path.read_bytes()
     started = time.monotonic()
     assert cli.main(command) == 0
-    assert time.monotonic() - started < 20
+    assert time.monotonic() - started < 60, "finished buckets are not searched again"
     assert path.read_bytes() == before
     assert json.loads(capsys.readouterr().out)["entries"] == data["entries"]
     measured = load_file(path)
