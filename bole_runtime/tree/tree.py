@@ -31,7 +31,7 @@ class TreeBatch:
             contiguous. Bit j % 32 of word j // 32 in row i is set iff node j is i or a strict ancestor of i. All zero
             in padding rows.
         depths: int32, number of strict ancestors; -1 in padding rows.
-        offsets: None, or int32 [max_batch + 1].
+        offsets: None, or int32 [max_batch + 1]; after a build within 0 to ``max_total`` whatever was given.
         status: int32 [1]; 0, or bits: 1 order, 2 depth above capacity, 4 node count above capacity or bad offsets, 8
             parent is no live node.
         max_batch: requests.
@@ -227,6 +227,9 @@ class TreeBatch:
                 source, self.offsets, self.parents, self.ancestors, self.depths, self.status,
                 self.max_batch, self.max_nodes, self.max_depth,
             )  # fmt: skip
+            if self.offsets is not None:
+                # Kernels trust them: those of an invalid tree must not lead out of the buffers.
+                self.offsets.clamp_(0, self.max_total)
         else:
             store(self, plan(self, source, limits, check=self._validate), limits)
         return self

@@ -59,7 +59,7 @@ def store(tree: TreeBatch, made: Plan, offsets: torch.Tensor | None) -> None:
         tree.depths.copy_(made.depths)
         return
     assert tree.offsets is not None
-    tree.offsets.copy_(offsets)
+    tree.offsets.copy_(offsets.clamp(0, tree.max_total))
     index = torch.arange(tree.max_nodes, device=tree.device)
     owned = index < made.counts.unsqueeze(1)
     # Rows that are not owned land in one extra row, which is dropped.

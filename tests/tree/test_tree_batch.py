@@ -210,3 +210,10 @@ def test_argument_errors() -> None:
         packed.update_(torch.tensor([-1]))
     with pytest.raises(ValueError, match="offsets: expected shape"):
         packed.update_(torch.tensor([-1, 0]), torch.tensor([0, 1, 2]))
+
+
+def test_offsets_of_an_invalid_tree_stay_in_the_buffers() -> None:
+    tree = TreeBatch.from_packed(torch.tensor([-1, 0, -1, 0]), torch.tensor([-3, 2, 50]), 3, validate=False)
+    assert int(tree.status) & STATUS_NODES
+    assert tree.offsets.tolist() == [0, 2, 4]
+    assert tree.depths.tolist() == [-1] * 4
