@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
 from bole_runtime.backends.triton_backend.verify import GATES, PARAMETERS, rows_strides
 from bole_runtime.kernels.problem import Problem
@@ -85,10 +86,34 @@ def _shape_arguments(call: CommitCall, layer: CommitLayer) -> tuple[tuple[Any, .
     return before, (layer.pool.shape[0], *after)
 
 
-@functools.lru_cache(maxsize=256)
+def _check_reach(call: CommitCall, layer: CommitLayer) -> None:
+    k, v, pool, nodes = layer.factors.k, layer.factors.v, layer.pool, call.tree.max_nodes
+    rows, heads = max(k.stride(-3), v.stride(-3)) * nodes, max(k.stride(-2), v.stride(-2)) * v.shape[-2]
+    if rows > REACH or heads > REACH or pool.stride(2) * pool.shape[2] > REACH:
+        check_reach("factors.k", k, nodes)
+        check_reach("factors.v", v, nodes)
+        check_reach("pool", pool.transpose(1, 2), pool.shape[2])
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+#: Tables that a captured graph reads whenever it is replayed, which nobody tells us the end of.
+_captured: dict[tuple[tuple[int, ...], torch.device], torch.Tensor] = {}
+
+
 def _layer_table(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor:
-    """Pointers of all layers in device memory. Kept, so that a captured graph can go on reading it."""
-    if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+    """Pointers of all layers in device memory. A table seen by a captured graph is kept for good."""
+    table = _made_table(pointers, device)
+    if _capturing(device):
+        _captured[pointers, device] = table
+    return table
+
+
+@functools.lru_cache(maxsize=256)
+def _made_table(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor:
+    if _capturing(device):
         raise RuntimeError(
             "commit: these layers have not been committed together before; call commit (or warmup) once with the same "
             "tensors before capturing a CUDA graph"
@@ -121,6 +146,7 @@ def commit(call: CommitCall) -> None:
         return
     groups: dict[Any, list[CommitLayer]] = {}
     for layer in call.layers:
+        _check_reach(call, layer)
         problem = commit_problem(call, layer)
         heads = layer.factors.v.shape[-2]
         aligned = all(t.data_ptr() % 16 == 0 for t in _pointers(layer))

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.variants import get_variant
@@ -49,6 +50,20 @@ def verify_problem(call: VerifyCall) -> Problem:
     )
 
 
+def _check_reach(call: VerifyCall) -> None:
+    q, k, v, out, state, nodes = call.q, call.k, call.v, call.out, call.state, call.tree.max_nodes
+    rows = max(q.stride(-3), k.stride(-3), v.stride(-3), out.stride(-3)) * nodes
+    heads = max(q.stride(-2), k.stride(-2), v.stride(-2), out.stride(-2)) * v.shape[-2]
+    # One test for the usual case; the calls below it find out what is too far.
+    if rows > REACH or heads > REACH or state.stride(2) * state.shape[2] > REACH:
+        for name, tensor in (("q", q), ("k", k), ("v", v), ("out", out)):
+            check_reach(name, tensor, nodes)
+        check_reach("state", state.transpose(1, 2), state.shape[2])
+    if call.pending is not None:
+        check_reach("pending.k", call.pending.k, call.pending.capacity)
+        check_reach("pending.v", call.pending.v, call.pending.capacity)
+
+
 def _pending_arguments(call: VerifyCall) -> tuple[Any, ...]:
     pending = call.pending
     if pending is None:
@@ -87,6 +102,7 @@ def verify(call: VerifyCall) -> None:
     batch, heads = call.slots.shape[0], call.v.shape[-2]
     if batch == 0 or call.v.shape[-3] == 0:
         return
+    _check_reach(call)
     problem = verify_problem(call)
     config, kernels = choose(problem, call.q.device, call.variant)
     variant = get_variant("verify", config.variant)
