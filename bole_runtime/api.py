@@ -110,6 +110,8 @@ def verify(
         buffers.check_pending(spec, pending, k, v, state.shape[0])
     if factors is not None:
         buffers.check_capture(spec, factors, k, v)
+    if variant is not None:
+        check.check_variant(variant)
     if workspace is not None:
         if not isinstance(workspace, torch.Tensor):
             check.not_a("workspace", workspace, "a torch.Tensor or None")
@@ -183,6 +185,8 @@ def commit(
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
+    if variant is not None:
+        check.check_variant(variant)
     layers = buffers.check_layers(pools, parts, backend.name)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)

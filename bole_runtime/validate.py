@@ -207,6 +207,18 @@ def check_gates(
     return tensors, option
 
 
+def check_variant(variant: object) -> None:
+    """Check a pinned configuration.
+
+    Raises:
+        TypeError: not a Config, such as the bare name of a variant.
+    """
+    from bole_runtime.kernels.space import Config
+
+    if not isinstance(variant, Config):
+        not_a("variant", variant, "a Config (get_variant(op, name).config({...}) makes one) or None")
+
+
 def check_number(name: str, value: object) -> float:
     """Return a finite float.
 
@@ -216,7 +228,10 @@ def check_number(name: str, value: object) -> float:
     """
     if isinstance(value, bool) or not isinstance(value, (int, float)):
         not_a(name, value, "a Python float")
-    number = float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        number = float("inf")
     if number - number != 0.0:
         raise ValueError(f"{name}: {number} is not finite")
     return number

@@ -114,6 +114,8 @@ def check_out(
     if out.shape != v.shape:
         wrong_shape("out", out, v.shape, "the shape of v")
     check_last_stride("out", out)
+    if out.numel() and any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
+        raise ValueError(f"out: expanded (stride 0), so elements share memory; got strides {out.stride()}")
     low = out.data_ptr()
     high = low + _extent(out)
     for name, t in inputs:
@@ -138,6 +140,13 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
         if part.tree is not first.tree or part.spec is not first.spec:
             raise ValueError(f"factors[{n}]: all layers of a commit must share the tree and the family of factors[0]")
         k, v = part.k, part.v
+        if k.shape[:-2] != first.tree.lead or v.shape[:-2] != first.tree.lead:
+            raise ValueError(
+                f"factors[{n}]: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the tree's rows {first.tree.lead}"
+            )
+        for gate in part.spec.node_gates(part.gate_mode):
+            if part.gates[gate.name].shape != v.shape[:-1]:
+                wrong_shape(f"factors[{n}].gates[{gate.name!r}]", part.gates[gate.name], tuple(v.shape[:-1]), "as v")
         name = "pool" if len(pools) == 1 else f"pool[{n}]"
         check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
         slots, heads, dv, _ = pool.shape

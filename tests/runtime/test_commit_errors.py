@@ -132,3 +132,28 @@ def test_layers_share_a_tree_and_no_pool() -> None:
 def test_values_are_not_read_without_validation() -> None:
     with pytest.raises(AssertionError, match="the backend was reached"):
         call(slots=torch.tensor([3, 3]), accepted=torch.tensor([77, 3]), validate=False)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"k": torch.zeros(B, 2, HK, DK)},
+            r"factors\[0\]: k \(2, 2, 2, 8\) and v .* are not of the tree's rows \(2, 4\)",
+        ),
+        ({"v": torch.zeros(B, N + 1, HV, DV)}, "are not of the tree's rows"),
+        ({"tree": TreeBatch.chain(B, N + 2)}, "are not of the tree's rows"),
+        (
+            {"gates": {"g": torch.zeros(B, 1, HV), "beta": torch.zeros(B, N, HV)}},
+            r"factors\[0\].gates\['g'\]: expected",
+        ),
+    ],
+)
+def test_factors_of_other_rows(change: dict[str, Any], message: str) -> None:
+    with pytest.raises(ValueError, match=message):
+        commit(torch.zeros(SLOTS, HV, DV, DK), torch.tensor([3, 1]), FACTORS.replace(**change), torch.tensor([2, 1]))
+
+
+def test_a_variant_is_a_configuration() -> None:
+    with pytest.raises(TypeError, match="variant: expected a Config"):
+        commit(torch.zeros(SLOTS, HV, DV, DK), torch.tensor([3, 1]), FACTORS, torch.tensor([2, 1]), variant="path")

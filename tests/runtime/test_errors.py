@@ -272,3 +272,18 @@ def test_a_faulty_tree_is_refused_where_values_are_checked() -> None:
         call({"tree": tree})
     with pytest.raises(AssertionError, match="the backend was reached"):
         call({"tree": tree, "validate": False})
+
+
+def test_a_variant_is_a_configuration() -> None:
+    with pytest.raises(TypeError, match=r"variant: expected a Config .* or None, got str"):
+        call({"variant": "fused"})
+
+
+def test_a_number_beyond_floats() -> None:
+    with pytest.raises(ValueError, match="scale: inf is not finite"):
+        call({"scale": 10**400})
+
+
+def test_an_expanded_output() -> None:
+    with pytest.raises(ValueError, match="out: expanded"):
+        call({"out": torch.zeros(1, 1, HV, DV).expand(B, N, HV, DV)})
