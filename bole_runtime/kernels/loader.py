@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import functools
 import importlib.util
+import itertools
 import os
+import stat
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,12 +43,28 @@ class LoadedKernel:
 
 
 def kernel_cache_dir() -> Path:
-    """Return the folder for rendered kernels, private to the user; ``BOLE_CACHE_DIR`` moves it."""
+    """Return the folder for rendered kernels, private to the user; ``BOLE_CACHE_DIR`` moves it.
+
+    Raises:
+        RuntimeError: it cannot be made, or another user could change the code in it.
+    """
     root = os.environ.get("BOLE_CACHE_DIR")
     folder = Path(root) if root else Path.home() / ".cache" / "bole"
     folder = folder / "kernels"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    try:
+        folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        info = folder.stat()
+    except OSError as error:
+        raise _unusable(folder, error) from error
+    if info.st_uid not in (0, os.getuid()) or info.st_mode & stat.S_IWOTH:
+        raise _unusable(folder, "another user can write to it, and it holds code that is run")
     return folder
+
+
+def _unusable(folder: Path, why: object) -> RuntimeError:
+    return RuntimeError(
+        f"rendered kernels cannot be kept in {folder}: {why}; set BOLE_CACHE_DIR to a folder of your own"
+    )
 
 
 @functools.lru_cache(maxsize=1)
@@ -79,8 +97,20 @@ def _write(path: Path, text: str) -> None:
 def import_kernel(name: str, source: str) -> Any:
     """Return the kernel function of a rendered source, through a file in the private cache (Triton reads files)."""
     path = kernel_cache_dir() / f"{name}.py"
-    _write(path, source)
+    try:
+        _write(path, source)
+    except OSError as error:
+        raise _unusable(path.parent, error) from error
     return _import(name, path)
+
+
+def _is_of(path: Path, plan: KernelPlan) -> bool:
+    """Whether a shipped kernel was rendered for a plan, as its header tells: a table may name any of them."""
+    context, options = plan.context, f"num_warps={plan.num_warps} num_stages={plan.num_stages}"
+    with path.open() as file:
+        header = {line.rstrip("\n") for line in itertools.takewhile(lambda line: line.startswith("#"), file)}
+    wanted = (f"spec: {context['spec_line']}", f"config: {context['config_line']}", f"launch: {options}")
+    return all(f"# {line}" in header for line in wanted)
 
 
 @functools.lru_cache(maxsize=4096)
@@ -94,7 +124,10 @@ def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[Loa
     if (
         usual
         and len(names) == len(plans)
-        and all(name in shipped and name.startswith(plan.stem + "_") for name, plan in zip(names, plans, strict=True))
+        and all(
+            name in shipped and name.startswith(plan.stem + "_") and _is_of(shipped[name], plan)
+            for name, plan in zip(names, plans, strict=True)
+        )
     ):
         return tuple(
             LoadedKernel(name, _import(name, shipped[name]), plan) for name, plan in zip(names, plans, strict=True)

@@ -268,7 +268,7 @@ class Dispatcher:
 
             table = None
             path = table_path(root, key, family)
-            if path.is_file():
+            if os.path.isfile(path):
                 try:
                     table = load_table(path, self._variants)
                 except TableError as error:

@@ -1,0 +1,99 @@
+"""Where kernels come from: shipped files that were made for the configuration, else the private cache."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from bole_codegen.render import render
+from bole_runtime.kernels import loader
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, Variant
+from bole_runtime.kernels.variants import all_variants, get_variant
+
+PROBLEM = Problem("verify", "gdn", 16, 32, 1, "fp32", "fp32", "ready", "lossless", 16, 16, 0, 1)
+
+
+def config(**changes: object) -> Config:
+    values = {
+        "orient": "nodes",
+        "bv": 16,
+        "state_dot": "tf32x3",
+        "mix": "tf32x3",
+        "solve": "tf32x3",
+        "warps": 1,
+        "prefetch": True,
+    }
+    return get_variant("verify", "fused").config({**values, **changes})
+
+
+@pytest.fixture
+def shipped(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[dict[str, Path]]:
+    """Kernels of two configurations as if the package shipped them, and an empty cache."""
+    files = {}
+    (tmp_path / "shipped").mkdir()
+    for made in (config(), config(bv=32)):
+        (kernel,) = render(PROBLEM, made)
+        files[kernel.name] = tmp_path / "shipped" / f"{kernel.name}.py"
+        files[kernel.name].write_text(kernel.source)
+    monkeypatch.setattr(loader, "_shipped", lambda: files)
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "cache"))
+    loader._load.cache_clear()
+    yield files
+    loader._load.cache_clear()
+
+
+def test_a_shipped_kernel_is_taken(shipped: dict[str, Path], tmp_path: Path) -> None:
+    name = render(PROBLEM, config())[0].name
+    (kernel,) = loader.load(PROBLEM, config(), (name,))
+    assert kernel.name == name
+    assert Path(kernel.function.fn.__code__.co_filename) == shipped[name]
+    assert not (tmp_path / "cache").exists()
+
+
+@pytest.mark.parametrize("changes", [{"bv": 32}, {"warps": 2}, {"prefetch": False}])
+def test_a_shipped_kernel_of_another_configuration_is_not(shipped: dict[str, Path], changes: dict[str, object]) -> None:
+    # The grid and the scratch of one configuration with the tiles of another would read and write elsewhere.
+    name = render(PROBLEM, config())[0].name
+    (kernel,) = loader.load(PROBLEM, config(**changes), (name,))
+    assert kernel.name == render(PROBLEM, config(**changes))[0].name != name
+
+
+def test_a_cache_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "file"))
+    with pytest.raises(RuntimeError, match=r"kernels cannot be kept in .*file/kernels: .*set BOLE_CACHE_DIR"):
+        loader.import_kernel("some_kernel", "")
+
+
+def test_a_cache_that_cannot_be_written(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path))
+
+    def full(*_: object, **__: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(loader.tempfile, "mkstemp", full)
+    with pytest.raises(RuntimeError, match=r"No space left on device; set BOLE_CACHE_DIR"):
+        loader.import_kernel("some_kernel", "")
+
+
+def test_a_cache_that_others_can_write(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path))
+    (tmp_path / "kernels").mkdir()
+    (tmp_path / "kernels").chmod(0o777)
+    with pytest.raises(RuntimeError, match="another user can write to it"):
+        loader.import_kernel("some_kernel", "")
+
+
+@pytest.mark.parametrize("variant", [v for op in ("verify", "commit") for v in all_variants(op)], ids=lambda v: v.name)
+def test_headers_tell_the_configuration(variant: Variant, tmp_path: Path) -> None:
+    problem = PROBLEM.replace(op=variant.op, nodes=32, pending=16, in_dtype="bf16", precision="fast", group=2)
+    limits = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
+    for made in itertools.islice(variant.enumerate(problem, limits), 0, None, 97):
+        for kernel in render(problem, made):
+            path = tmp_path / "kernel.py"
+            path.write_text(kernel.source)
+            assert loader._is_of(path, kernel.plan)
