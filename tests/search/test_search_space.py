@@ -36,7 +36,9 @@ def make(**changes: Any) -> tuple[Target, ...]:
     return make_targets([Geometry(16, 32, 128, 128)], **{**options, **changes})
 
 
-@pytest.mark.parametrize("problem", [t.problem for t in make(nodes=[16, 64], batches=[1], precisions=["fast", "lossless"])])
+@pytest.mark.parametrize(
+    "problem", [t.problem for t in make(nodes=[16, 64], batches=[1], precisions=["fast", "lossless"])]
+)
 def test_the_view_holds_every_valid_value_and_nothing_invalid(problem: Problem) -> None:
     limits = H100.limits()
     for variant in all_variants("verify"):
