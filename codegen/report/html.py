@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from bole_codegen.report import plots
@@ -12,29 +12,45 @@ from bole_codegen.search.driver import RunResult
 from bole_codegen.search.results import KINDS
 from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
+from bole_runtime.tables.schema import Entry
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 0.2rem 0.7rem 0.2rem 0; border-bottom: 1px solid #e6e6e6; vertical-align: top; }
-td.n { text-align: right; } .wide { overflow-x: auto; } .note { color: #555; }
+th { white-space: nowrap; } .n { text-align: right; } .wide { overflow-x: auto; } .note { color: #555; }
 svg { max-width: 100%; height: auto; }
 """
 
+#: How a bucket's name reads.
+_LEGEND = (
+    "A bucket: operation, family, dk x dv, g value heads a key head, type of q, k, v / of the state, gates, precision, "
+    "n nodes, p tokens of a pending chain, w = requests x value heads. The floor is the time to move the memory that "
+    "must move; the ratio is tuned to floor."
+)
 
-def _cells(values: Sequence[str]) -> str:
-    numeric = range(1, 6)
-    return "".join(
-        f'<td class="n">{html.escape(v)}</td>' if i in numeric else f"<td>{html.escape(v)}</td>"
+
+def _gain(entries: Sequence[Entry]) -> str:
+    """Say in how many buckets the search beat the analytic default."""
+    better = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
+    broken = sum(e.default_us is None for e in entries)
+    also = f", which cannot run in {broken} more" if broken else ""
+    return f"Faster than the analytic default in {better} of {len(entries)} buckets{also}."
+
+
+def _line(tag: str, values: Sequence[str], numeric: Collection[int]) -> str:
+    """Return a row; the columns of numbers are aligned to the right."""
+    cells = (
+        f'<{tag} class="n">{html.escape(v)}</{tag}>' if i in numeric else f"<{tag}>{html.escape(v)}</{tag}>"
         for i, v in enumerate(values)
     )
+    return f"<tr>{''.join(cells)}</tr>"
 
 
-def _table(headers: Sequence[str], rows: Sequence[str]) -> str:
-    head = "".join(f"<th>{html.escape(h)}</th>" for h in headers)
-    body = "\n".join(f"<tr>{r}</tr>" for r in rows)
-    return f'<div class="wide"><table><tr>{head}</tr>\n{body}\n</table></div>'
+def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()) -> str:
+    body = "\n".join(_line("td", r, numeric) for r in rows)
+    return f'<div class="wide"><table>{_line("th", headers, numeric)}\n{body}\n</table></div>'
 
 
 def _facts(facts: Mapping[str, str]) -> str:
@@ -68,7 +84,9 @@ def render_report(
     if entries:
         parts += [
             "<h2>Results</h2>",
-            _table(HEADERS, [_cells(row(e)) for e in entries]),
+            f'<p class="note">{_LEGEND}</p>',
+            _table(HEADERS, [row(e) for e in entries], range(1, 6)),
+            f"<p>{_gain(entries)}</p>",
             "<h2>Before and after</h2>",
             plots.before_after(result.buckets),
             "<h2>Roofline</h2>",
@@ -78,29 +96,28 @@ def render_report(
     if history:
         parts += [
             "<h2>Search</h2>",
-            '<p class="note">Each dot is a candidate in the order tried, the line is the best so far. '
+            '<p class="note">Each dot is a candidate that counts, in the order tried; the line is the best so far. '
             f"At most {plots.MAX_HISTORIES} searched buckets are drawn.</p>",
             history,
         ]
     parts.append("<h2>Candidates</h2>")
+    done = "compiled" if label == "predicted" else "compiled and checked"
     parts.append(
-        f"<p>{result.tried} compiled and checked, {result.duplicates} more rendered to kernels already tried, "
+        f"<p>{result.tried} {done}, {result.duplicates} more rendered to kernels already tried, "
         f"{result.resumed} evaluations taken over from earlier runs, {result.seconds:.0f} s.</p>"
     )
     if result.failures:
-        rows = [
-            f"<td>{html.escape(KINDS.get(k, k))}</td><td>{n}</td>"
-            for k, n in sorted(result.failures.items(), key=lambda f: -f[1])
-        ]
-        parts.append(_table(("candidates that do not count", "number"), rows))
+        rows = [(KINDS.get(k, k), str(n)) for k, n in sorted(result.failures.items(), key=lambda f: -f[1])]
+        parts.append(_table(("candidates that do not count", "number"), rows, {1}))
     if missing:
-        rows = [f"<td>{html.escape(b.target.problem.key())}</td><td>{html.escape(b.reason)}</td>" for b in missing]
+        rows = [(b.target.problem.key(), b.reason) for b in missing]
         parts += ["<h2>Buckets without a result</h2>", _table(("bucket", "reason"), rows)]
     body = "\n".join(parts)
     title = html.escape(f"bole-tune {record.key}")
     return (
-        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><title>{title}</title>'
-        f"<style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
+        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
 
 

@@ -46,14 +46,16 @@ def _figure(width: float, height: float) -> Any:
     return Figure(figsize=(width, height))
 
 
-def _plain_ticks(axis: Any, narrow: bool = False) -> None:
-    """Label a logarithmic axis with ordinary numbers; a narrow one has no powers of ten to label."""
+def _plain_ticks(axis: Any, small: bool = False) -> None:
+    """Label a logarithmic axis, whose limits are set, with ordinary numbers: a narrow one has few powers of ten."""
     from matplotlib.ticker import LogLocator, MaxNLocator, NullLocator
 
-    axis.set_major_locator(MaxNLocator(4) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
+    low, high = axis.get_view_interval()
+    narrow = high < 10 * low
+    axis.set_major_locator(MaxNLocator(4 if small else 8) if narrow else LogLocator(subs=(1.0, 2.0, 5.0)))
     axis.set_minor_locator(NullLocator())
     axis.set_major_formatter(lambda x, _: f"{x:g}")
-    axis.set_tick_params(labelsize=6 if narrow else 8)
+    axis.set_tick_params(labelsize=6 if small else 8)
 
 
 def before_after(results: Sequence[BucketResult]) -> str:
@@ -64,13 +66,15 @@ def before_after(results: Sequence[BucketResult]) -> str:
     for i, entry in enumerate(entries):
         if entry.default_us is not None:
             axes.plot([entry.median_us, entry.default_us], [i, i], color=_FAINT, linewidth=3, zorder=1)
-            axes.plot(entry.default_us, i, "o", color=_DEFAULT, markersize=5)
+            # Wider than what is tuned, so that it shows where both are the same.
+            axes.plot(entry.default_us, i, "o", color=_DEFAULT, markersize=8, markerfacecolor="none")
         axes.plot(entry.median_us, i, "o", color=_TUNED, markersize=5)
         axes.plot(entry.floor_us, i, "|", color=_FLOOR, markersize=10)
-    axes.plot([], [], "o", color=_DEFAULT, label="analytic default")
-    axes.plot([], [], "o", color=_TUNED, label="tuned")
+    axes.plot([], [], "o", color=_DEFAULT, markersize=8, markerfacecolor="none", label="analytic default")
+    axes.plot([], [], "o", color=_TUNED, markersize=5, label="tuned")
     axes.plot([], [], "|", color=_FLOOR, label="memory floor")
     axes.set_yticks(range(len(entries)), [_plain(bucket_name(e)) for e in entries], fontsize=7)
+    axes.set_ylim(-0.7, len(entries) - 0.3)
     axes.set_xscale("log")
     axes.set_xlabel("microseconds a layer")
     axes.grid(axis="x", color="#eeeeee")
@@ -133,6 +137,8 @@ def histories(searches: Sequence[ClassSearch]) -> str:
     shown = series[:MAX_HISTORIES]
     if not shown:
         return ""
+    from matplotlib.ticker import MaxNLocator
+
     columns = min(3, len(shown))
     rows = math.ceil(len(shown) / columns)
     figure = _figure(3.3 * columns, 2.1 * rows)
@@ -143,11 +149,14 @@ def histories(searches: Sequence[ClassSearch]) -> str:
             best = min(best, t)
             so_far.append(best)
         order = range(1, len(times) + 1)
-        axes.plot(order, times, ".", color=_DEFAULT, markersize=4)
-        axes.step(order, so_far, where="post", color=_TUNED, linewidth=1.2)
+        axes.plot(order, times, ".", color=_DEFAULT, markersize=6, zorder=3)
+        # Half a step to both sides, so that a single candidate has a line too.
+        axes.step([0.5, *order, len(times) + 0.5], [so_far[0], *so_far, so_far[-1]], where="mid", color=_TUNED)
         axes.set_yscale("log")
+        axes.set_ylim(0.95 * min(times), 1.05 * max(times))
         axes.set_title(_plain(name), fontsize=7)
-        _plain_ticks(axes.yaxis, narrow=True)
+        _plain_ticks(axes.yaxis, small=True)
+        axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", labelsize=6)
         axes.grid(color="#f2f2f2")
     figure.supxlabel("candidate", fontsize=8)
