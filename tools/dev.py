@@ -19,6 +19,7 @@ import hashlib
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -160,7 +161,12 @@ def run(*command: str) -> int:
     """Run a command of the environment in the checkout; return its status."""
     say(" ".join(command))
     env = {**os.environ, "PATH": f"{VENV / 'bin'}{os.pathsep}{os.environ.get('PATH', '')}", "VIRTUAL_ENV": str(VENV)}
-    return subprocess.run([str(VENV / "bin" / command[0]), *command[1:]], cwd=ROOT, env=env).returncode
+    status = subprocess.run([str(VENV / "bin" / command[0]), *command[1:]], cwd=ROOT, env=env).returncode
+    if status < 0:
+        # A killed program says nothing itself: out of memory, for example.
+        print(flush=True)
+        say(f"{' '.join(command[:3])} was ended by signal {-status} ({signal.strsignal(-status)})")
+    return status
 
 
 def lint() -> list[str]:
