@@ -147,8 +147,8 @@ def options_of(args: argparse.Namespace) -> Options:
     budget = args.time_budget
     if budget is None:
         budget = OFFLINE_BUDGET if args.offline else 0.0
-    if budget < 0:
-        raise UsageError(f"--time-budget must not be negative, got {budget:g}")
+    if not 0 <= budget < float("inf"):
+        raise UsageError(f"--time-budget must be a number of seconds, 0 or more, got {budget:g}")
     if args.workers is not None and args.workers < 1:
         raise UsageError(f"--workers must be at least 1, got {args.workers}")
     return Options(trials=trials, anchors=effort.anchors, rounds=min(effort.rounds, trials), time_budget=budget or None)

@@ -94,7 +94,7 @@ def open_storage(where: str) -> BaseStorage:
             repair(path)
             lock: Any = KernelLock(path)
             return JournalStorage(JournalFileBackend(str(path), lock))
-        except (OSError, ValueError, KeyError, AssertionError) as error:
+        except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
             raise StorageError(
                 f"cannot open the journal {where}: {error}; give another file to --storage, or move it away"
             ) from error

@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bole_codegen.measure.trees import make_parents
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     NODE_BUCKETS,
@@ -20,6 +21,10 @@ from bole_runtime.kernels.problem import (
 
 #: Batch sizes of the benchmark grid.
 BATCHES: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
+#: Head counts and dims a table can hold.
+MAX_SIZE = 4096
+#: Requests of one launch; more would only take memory to time.
+MAX_BATCH = 65536
 
 
 @dataclass(frozen=True)
@@ -36,6 +41,8 @@ class Geometry:
         for field in ("hk", "hv", "dk", "dv"):
             if getattr(self, field) < 1:
                 raise ValueError(f"{field} must be at least 1, got {getattr(self, field)}")
+            if getattr(self, field) > MAX_SIZE:
+                raise ValueError(f"{field} = {getattr(self, field)} is above the largest supported value, {MAX_SIZE}")
         if self.hv % self.hk:
             raise ValueError(f"value heads must be a multiple of key heads, got HK = {self.hk} and HV = {self.hv}")
 
@@ -90,13 +97,16 @@ def make_targets(
         depths: largest numbers of strict ancestors; empty means as deep as a tree of so many nodes can be.
 
     Raises:
-        ValueError: a size is above the largest bucket or below its minimum.
+        ValueError: a size is above the largest bucket or below its minimum, or the shape is unknown.
     """
     lists = [list(x) for x in (ops, families, in_dtypes, state_dtypes, gate_modes, precisions)]
     node_list = sorted({bucket(_least(n, 1, "nodes"), NODE_BUCKETS, "nodes") for n in nodes})
     pending_list = sorted({bucket(_least(p, 0, "pending"), PENDING_BUCKETS, "pending") for p in pendings})
     depth_list = [bucket(_least(d, 1, "depth"), DEPTH_BUCKETS, "depth") for d in depths]
     batch_list = sorted({_least(b, 1, "batch") for b in batches})
+    if batch_list and batch_list[-1] > MAX_BATCH:
+        raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
+    make_parents(shape, 1, 1)  # Refuses an unknown shape.
     found: dict[Problem, Target] = {}
     for op, family, in_dtype, state_dtype, gate_mode, precision in _product(*lists):
         for g in geometries:

@@ -66,7 +66,11 @@ def test_a_gpu_that_is_not_the_one_named_stops(
         ("--gpu h100 --offline --hk 2 --hv 3 --dk 64 --dv 64", "multiple of key heads"),
         ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --nodes 9999", "above the largest"),
         ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --trials 0", "--trials must be at least 1"),
-        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --time-budget -1", "must not be negative"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --time-budget -1", "--time-budget must be"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --time-budget nan", "--time-budget must be"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --batch 99999999999", "batch = 99999999999 is above"),
+        ("--gpu h100 --offline --hk 2 --hv 4 --dk 64 --dv 64 --shape weird", "unknown tree shape 'weird'"),
+        ("--gpu h100 --offline --hk 1 --hv 1 --dk 100000 --dv 64", "dk = 100000 is above the largest"),
     ],
 )
 def test_wrong_usage_says_what_to_do(arguments: str, words: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -202,7 +202,7 @@ def test_a_class_learns_from_the_one_before(tmp_path: Path) -> None:
     assert [c["BV"] for c in seen[32]] == [64]
 
 
-@pytest.mark.parametrize("text", ["not json\nnot json\n", '{"op_code": 0}\n{"x": 1}\n'])
+@pytest.mark.parametrize("text", ["not json\nnot json\n", "[]\n", '{"op_code": 0}\n{"x": 1}\n'])
 def test_a_journal_that_is_none_says_what_to_do(tmp_path: Path, text: str) -> None:
     (tmp_path / "j").write_text(text)
     with pytest.raises(StorageError, match="give another file to --storage"):
