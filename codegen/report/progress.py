@@ -16,6 +16,7 @@ from rich.progress import (
     TimeRemainingColumn,
 )
 from rich.progress import Progress as Bars
+from rich.table import Column
 from rich.text import Text
 
 from bole_codegen.search.progress import Progress
@@ -121,8 +122,12 @@ class RichProgress(_Counting):
             MofNCompleteColumn(),
             TimeElapsedColumn(),
             TimeRemainingColumn(),
-            TextColumn("{task.fields[more]}", markup=False),
+            # What is left of the line: a long text is cut, and never squeezes the numbers.
+            TextColumn(
+                "{task.fields[more]}", markup=False, table_column=Column(ratio=1, no_wrap=True, overflow="ellipsis")
+            ),
             console=console,
+            expand=True,
             transient=True,
         )
         self._candidates = self._bars.add_task("candidates", total=None, more="")
