@@ -138,7 +138,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_eca1e2f1(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_c9291917(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -211,9 +211,11 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_eca1e2f1(
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
     kept = tl.maximum(slot, 0)
-    plength = tl.load(plength_ptr + kept)
-    plength = tl.where(slot < 0, 0, tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0))
-    pstart = tl.load(pstart_ptr + kept)
+    # Whatever the ring says, its rows are those of the ring.
+    plength = tl.load(plength_ptr + kept, mask=slot >= 0, other=0)
+    plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
+    pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
+    pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
     if (slot < 0) | (accepted < 0) | (accepted >= count):
         return
     all_nodes = tl.arange(0, NODES)

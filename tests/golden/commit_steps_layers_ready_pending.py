@@ -49,7 +49,7 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 "layers_ptr", "slots_ptr", "accepted_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_cd3b323c(
+def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_9a0576be(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -121,9 +121,11 @@ def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_cd3b323c
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
     kept = tl.maximum(slot, 0)
-    plength = tl.load(plength_ptr + kept)
-    plength = tl.where(slot < 0, 0, tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0))
-    pstart = tl.load(pstart_ptr + kept)
+    # Whatever the ring says, its rows are those of the ring.
+    plength = tl.load(plength_ptr + kept, mask=slot >= 0, other=0)
+    plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
+    pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
+    pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
     if (slot < 0) | (accepted < 0) | (accepted >= count):
         return
     all_nodes = tl.arange(0, NODES)

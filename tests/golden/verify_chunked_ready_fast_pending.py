@@ -173,7 +173,7 @@ def state_product(x, s, acc):
 "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_e70f9aef(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -257,9 +257,11 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_e70f9aef(
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
     kept = tl.maximum(slot, 0)
-    plength = tl.load(plength_ptr + kept)
-    plength = tl.where(slot < 0, 0, tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0))
-    pstart = tl.load(pstart_ptr + kept)
+    # Whatever the ring says, its rows are those of the ring.
+    plength = tl.load(plength_ptr + kept, mask=slot >= 0, other=0)
+    plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
+    pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
+    pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
     if slot < 0:

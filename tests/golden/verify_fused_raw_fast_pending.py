@@ -194,7 +194,7 @@ def state_product(x, s, acc):
 "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_1eea0e26(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -279,9 +279,11 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_1eea0e26(
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
     kept = tl.maximum(slot, 0)
-    plength = tl.load(plength_ptr + kept)
-    plength = tl.where(slot < 0, 0, tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0))
-    pstart = tl.load(pstart_ptr + kept)
+    # Whatever the ring says, its rows are those of the ring.
+    plength = tl.load(plength_ptr + kept, mask=slot >= 0, other=0)
+    plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
+    pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
+    pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh

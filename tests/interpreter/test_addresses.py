@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from bole_runtime import Factors, TreeBatch, commit, verify
+from bole_runtime import Factors, PendingChain, TreeBatch, commit, verify
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
@@ -42,6 +42,35 @@ def test_offsets_of_an_invalid_tree_stay_in_the_buffers(offsets: list[int]) -> N
     call(tree, out=buffer[48:52])
     assert bool((buffer[:48] == 7).all())
     assert bool((buffer[52:] == 7).all())
+
+
+@pytest.mark.parametrize("start", [-3, -(2**31), 2**31 - 1])
+def test_a_ring_with_a_wrong_start_stays_in_the_ring(start: int) -> None:
+    tree = TreeBatch.chain(1, 3)
+    around = torch.full((6, 4, 1, D), float("nan"))
+    ring = around[1:5]
+    ring.fill_(1.0)
+    index = torch.full((4,), 3, dtype=torch.int32)
+    begin = torch.full((4,), start, dtype=torch.int32)
+    pending = PendingChain(ring, torch.randn(4, 4, 1, D), ready(4, 4), index, begin)
+    wrong, factors = call(tree, pending=pending, slots=torch.tensor([0]))
+    assert bool(torch.isfinite(wrong).all())
+    pool = torch.randn(4, 1, D, D)
+    commit(pool, torch.tensor([0]), factors, torch.tensor([2]), validate=False)
+    assert bool(torch.isfinite(pool).all())
+
+
+def test_a_pool_without_slots() -> None:
+    tree = TreeBatch.chain(1, 3)
+    none = PendingChain(
+        torch.empty(0, 4, 1, D),
+        torch.empty(0, 4, 1, D),
+        ready(0, 4),
+        torch.empty(0, dtype=torch.int32),
+        torch.empty(0, dtype=torch.int32),
+    )
+    out, _ = call(tree, pending=none, state=torch.empty(0, 1, D, D), slots=torch.tensor([-1]))
+    assert bool((out == 0).all())
 
 
 def far(shape: tuple[int, ...], strides: tuple[int, ...]) -> torch.Tensor:

@@ -40,6 +40,13 @@ def test_pinned_configurations(pinned) -> None:
         setup.verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
 
 
+def test_products_of_three_terms() -> None:
+    setup = pinned_setup(pin("fused", mix="bf16x3"), "cpu", torch.float32, torch.float32, "lossless")
+    inputs = make_inputs(setup, chain_tree(setup, 1, 3))
+    with pytest.raises(ValueError, match=r"variant: .* raw bits"):
+        setup.verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
+
+
 def test_the_profile_runs_with_its_other_products() -> None:
     setup = pinned_setup(pin(), "cpu", torch.float32, torch.float32, "fast")
     inputs = make_inputs(setup, chain_tree(setup, 1, 3))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+from typing import Any
 
 import torch
 
@@ -15,6 +16,9 @@ from bole_runtime.kernels.variants import get_variant
 SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 
 _RAW_BITS = "Triton's interpreter multiplies the bfloat16 operands of a dot as raw bits, so the result would be wrong"
+
+#: Products that the interpreter gets wrong or refuses, and those of the same profile that it can do.
+_SAFE_MIX: dict[Any, str] = {"bf16": "tf32", "bf16x3": "tf32x3"}
 
 #: What kernels are checked against where there is no GPU (the interpreter).
 _INTERPRETER = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
@@ -101,8 +105,8 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
 def _interpretable(problem: Problem, config: Config) -> Config:
     """Return a configuration of the same profile without what Triton's interpreter gets wrong or does not have."""
     values = config.as_dict()
-    if values.get("mix") == "bf16":
-        values["mix"] = "tf32"
+    if values.get("mix") in _SAFE_MIX:
+        values["mix"] = _SAFE_MIX[values["mix"]]
     for name, plain in (("mix_store", "fp32"), ("pdl", False)):
         if name in values:
             values[name] = plain
