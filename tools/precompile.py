@@ -109,9 +109,8 @@ def main() -> int:
             name, seconds, error = done.result()
             spent, slowest = spent + seconds, max(slowest, (seconds, name))
             if error:
-                errors.append(f"{name}: {error}")
-    for text in errors:
-        print(f"does not compile: {text}")
+                errors.append(name)
+                print(f"does not compile: {name}: {error}", flush=True)
     print(f"{len(jobs) - len(errors)} compiled in {time.perf_counter() - started:.0f} s, {spent:.0f} s of work")
     print(f"slowest: {slowest[1]}, {slowest[0]:.0f} s")
     return 1 if errors or failures else 0
