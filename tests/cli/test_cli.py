@@ -159,7 +159,7 @@ def test_a_table_that_cannot_be_rewritten_stops_before_the_search(
 @pytest.mark.slow
 def test_an_offline_search_ends_in_table_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"
-    command = [*TINY, "--batch", "1,64", "--trials", "3", "--out", str(out), "--json"]
+    command = [*TINY, "--batch", "1,64", "--trials", "3", "--time-budget", "0", "--out", str(out), "--json"]
     assert cli.main(command) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
@@ -193,8 +193,11 @@ def test_an_interrupt_says_how_to_go_on(tmp_path: Path) -> None:
     out = tmp_path / "out"
     command = [*TINY, "--batch", "1", "--trials", "30", "--out", str(out)]
     child = subprocess.Popen(
-        [sys.executable, "-m", "bole_codegen.cli", *command], stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True
-    )
+        # A shell that starts commands in the background makes them ignore the signal.
+        [sys.executable, "-c", "import signal, sys; signal.signal(signal.SIGINT, signal.default_int_handler); "
+         "from bole_codegen import cli; sys.exit(cli.main(sys.argv[1:]))", *command],
+        stderr=subprocess.PIPE, stdout=subprocess.PIPE, text=True,
+    )  # fmt: skip
     journal = tmp_path / "cache" / "search" / "h100.journal"
     limit = time.monotonic() + 60
     while time.monotonic() < limit and not (journal.exists() and journal.stat().st_size > 0):

@@ -115,7 +115,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", bk=64, stages=2, bv=64, warps=4, prefetch=False, pdl=True), "fast", nodes=60),
     _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
-    _entry(pin("two_stage", row_block=64, prepare_warps=8, share=True, mix="bf16x3"), nodes=64, pending=16),
+    _entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
     _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=200, heads=(1, 2), mode="ready"),
     _entry(pin("two_stage", bk=32, stages=2, bv=64), "fast", nodes=21, dims=ODD, heads=(1, 3), types=(FP32, FP32)),
     _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),

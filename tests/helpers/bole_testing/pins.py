@@ -119,15 +119,21 @@ def pinned_verify(
 
 
 def pinned_commit(pinned: Pin, precision: str, limits: GpuLimits) -> Callable[..., None]:
-    """Return ``commit`` with a configuration pinned where one serves every layer."""
+    """Return ``commit`` with a configuration pinned: layers that take the same one in one call."""
 
     def commit(pool: Any, slots: torch.Tensor, factors: Any, accepted: torch.Tensor, **arguments: Any) -> None:
         arguments.setdefault("precision", precision)
         if pinned.commit and slots.shape[0]:
             pools, parts = ([pool], [factors]) if isinstance(pool, torch.Tensor) else (list(pool), list(factors))
             problems = problems_of_commit(pools, slots, parts, arguments["precision"])
-            configs = {pinned.config(problem, limits) for problem in problems}
-            arguments["variant"] = configs.pop() if len(configs) == 1 else None
+            configs = [pinned.config(problem, limits) for problem in problems]
+            if len(set(configs)) > 1:
+                for config in dict.fromkeys(configs):
+                    mine = [i for i, c in enumerate(configs) if c == config]
+                    own = {**arguments, "variant": config}
+                    bole_runtime.commit([pools[i] for i in mine], slots, [parts[i] for i in mine], accepted, **own)
+                return
+            arguments["variant"] = configs[0] if configs else None
         bole_runtime.commit(pool, slots, factors, accepted, **arguments)
 
     return commit
