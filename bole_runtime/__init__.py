@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bole_runtime.api import commit, verify
     from bole_runtime.backends import set_backend
+    from bole_runtime.conv import ConvFactors, ConvPending, conv_commit, tree_conv
     from bole_runtime.factors import Factors, PendingChain
     from bole_runtime.families import RecurrenceSpec, get_family
     from bole_runtime.kernels.space import Config
@@ -19,13 +20,17 @@ if TYPE_CHECKING:
 # Imported at first use: `import bole_runtime` stays light, and Triton loads only where something is launched.
 _EXPORTS = {
     "Config": "bole_runtime.kernels.space",
+    "ConvFactors": "bole_runtime.conv",
+    "ConvPending": "bole_runtime.conv",
     "Factors": "bole_runtime.factors",
     "PendingChain": "bole_runtime.factors",
     "RecurrenceSpec": "bole_runtime.families",
     "TreeBatch": "bole_runtime.tree",
     "commit": "bole_runtime.api",
+    "conv_commit": "bole_runtime.conv",
     "get_family": "bole_runtime.families",
     "set_backend": "bole_runtime.backends",
+    "tree_conv": "bole_runtime.conv",
     "verify": "bole_runtime.api",
     "warmup": "bole_runtime.warming",
 }
@@ -46,14 +51,18 @@ def __dir__() -> list[str]:
 
 __all__ = [
     "Config",
+    "ConvFactors",
+    "ConvPending",
     "Factors",
     "PendingChain",
     "RecurrenceSpec",
     "TreeBatch",
     "__version__",
     "commit",
+    "conv_commit",
     "get_family",
     "set_backend",
+    "tree_conv",
     "verify",
     "warmup",
 ]

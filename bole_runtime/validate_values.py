@@ -3,10 +3,15 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING
+
 import torch
 
 from bole_runtime.factors import PendingChain
 from bole_runtime.tree import TreeBatch
+
+if TYPE_CHECKING:
+    from bole_runtime.conv.factors import ConvPending
 
 
 def check_slots(slots: torch.Tensor, pool_slots: int) -> None:
@@ -39,7 +44,7 @@ def check_status(tree: TreeBatch) -> None:
         raise ValueError(f"tree: status {status} ({faults})")
 
 
-def check_pending_values(pending: PendingChain, slots: torch.Tensor) -> None:
+def check_pending_values(pending: PendingChain | ConvPending, slots: torch.Tensor) -> None:
     """Check length and start of the rings that are read.
 
     Raises:

@@ -32,6 +32,6 @@ def assert_same_bits(name: str, got: torch.Tensor, ref: torch.Tensor) -> None:
     assert got.shape == ref.shape, f"{name}: shape {tuple(got.shape)}, expected {tuple(ref.shape)}"
     assert got.dtype == ref.dtype, f"{name}: dtype {got.dtype}, expected {ref.dtype}"
     same = torch.equal(
-        got.detach().cpu().contiguous().view(torch.uint8), ref.detach().cpu().contiguous().view(torch.uint8)
+        got.detach().cpu().reshape(-1).view(torch.uint8), ref.detach().cpu().reshape(-1).view(torch.uint8)
     )
     assert same or got.numel() == 0, f"{name}: bytes differ"
