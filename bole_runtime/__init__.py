@@ -14,18 +14,23 @@ if TYPE_CHECKING:
     from bole_runtime.factors import Factors, PendingChain
     from bole_runtime.families import RecurrenceSpec, get_family
     from bole_runtime.kernels.space import Config
+    from bole_runtime.sampling import Acceptance, SamplingParams, accept, accept_predicted
     from bole_runtime.tree import TreeBatch
     from bole_runtime.warming import warmup
 
 # Imported at first use: `import bole_runtime` stays light, and Triton loads only where something is launched.
 _EXPORTS = {
+    "Acceptance": "bole_runtime.sampling",
     "Config": "bole_runtime.kernels.space",
     "ConvFactors": "bole_runtime.conv",
     "ConvPending": "bole_runtime.conv",
     "Factors": "bole_runtime.factors",
     "PendingChain": "bole_runtime.factors",
     "RecurrenceSpec": "bole_runtime.families",
+    "SamplingParams": "bole_runtime.sampling",
     "TreeBatch": "bole_runtime.tree",
+    "accept": "bole_runtime.sampling",
+    "accept_predicted": "bole_runtime.sampling",
     "commit": "bole_runtime.api",
     "conv_commit": "bole_runtime.conv",
     "get_family": "bole_runtime.families",
@@ -50,14 +55,18 @@ def __dir__() -> list[str]:
 
 
 __all__ = [
+    "Acceptance",
     "Config",
     "ConvFactors",
     "ConvPending",
     "Factors",
     "PendingChain",
     "RecurrenceSpec",
+    "SamplingParams",
     "TreeBatch",
     "__version__",
+    "accept",
+    "accept_predicted",
     "commit",
     "conv_commit",
     "get_family",
