@@ -21,8 +21,8 @@ class Argument:
 
     Attributes:
         name: as in the rendered signature.
-        kind: ``in``, ``state``, ``gate``, ``f32``, ``i32``, ``index`` for pointers (the element type),
-            ``int`` and ``float`` for scalars, ``stride`` for strides.
+        kind: ``in``, ``state``, ``gate``, ``f32``, ``i32``, ``index`` for pointers (the element type), ``scratch``
+            for fp32 buffers of the runtime's own, ``int`` and ``float`` for scalars, ``stride`` for strides.
         optional: a pointer that is None in the usual call.
         aligned: a stride that is a multiple of 16 elements in the usual call.
     """
@@ -38,7 +38,7 @@ class Argument:
 
         Only what decides the width of a load is: everything else would only multiply compilations.
         """
-        return self.aligned if self.kind == "stride" else self.kind in ("in", "state")
+        return self.aligned if self.kind == "stride" else self.kind in ("in", "state", "scratch")
 
 
 def _pointers(kind: str, *names: str, optional: bool = False) -> tuple[Argument, ...]:
@@ -84,10 +84,11 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         *_pointers("index", "slots_ptr"),
         *_pointers("i32", "words_ptr"),
         *_pointers("i32", "offsets_ptr", optional=True),
+        *_pointers("i32", "depths_ptr"),
         *_pointers("in", "out_ptr"),
         *_pointers("in", "ck_ptr", "cv_ptr", optional=True),
         *_pointers("f32", "cg_ptr", "cbeta_ptr", optional=True),
-        *_pointers("f32", "work_ptr", "weights_ptr", optional=True),
+        *_pointers("scratch", "work_ptr", "weights_ptr", optional=True),
         *_pending(problem),
         Argument("nodes", "int"),
         Argument("heads", "int"),

@@ -63,7 +63,7 @@ def _element(argument: Argument, problem: Problem) -> str:
     if argument.kind == "gate":
         names = ("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr") if problem.gate_mode == "raw" else ("g_ptr", "beta_ptr")
         return (problem.gate_dtypes or usual_gate_dtypes(problem))[names.index(argument.name)]
-    return {"f32": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
+    return {"f32": "fp32", "scratch": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 
 def signature(

@@ -126,6 +126,7 @@ def verify(call: VerifyCall) -> None:
         call.slots,
         tree.ancestors,
         tree.offsets,
+        tree.depths,
         call.out,
         *captured,
         work,

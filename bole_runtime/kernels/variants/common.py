@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from bole_runtime.families import get_family
@@ -17,7 +18,10 @@ STATE_DOT = Param(
 MIX = Param(
     "mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
 )
-SOLVE = Param("solve", ("tf32", "tf32x3"), "precision of the triangular solve", ordered=False)
+SOLVE = Param("solve", ("tf32", "tf32x3", "fp16", "fp16x2"), "precision of the triangular solve", ordered=False)
+SOLVER = Param(
+    "solver", ("inverse", "neumann"), "inverse of the triangle by blocks, or one product a depth of the tree", ordered=False
+)
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
@@ -64,12 +68,24 @@ def mixes(precision: str) -> tuple[str, ...]:
     return ("bf16", "tf32") if precision == "fast" else ("tf32x3", "bf16x3")
 
 
-def solves(precision: str) -> tuple[str, ...]:
+def solves(precision: str, normalised: bool = False) -> tuple[str, ...]:
     """Return the values of ``solve`` that keep a precision profile.
 
-    A bf16 solve holds 3e-3 for random keys only: correlated ones cost it 6e-3 to 1e-1 (tools/solve_rounding.py).
+    A bf16 solve holds 3e-3 for random keys only: correlated ones cost it 6e-3 to 1e-1 (tools/solve_rounding.py). fp16
+    has the bits of tf32, and the range for products of normalised rows.
     """
+    if normalised:
+        return ("tf32", "fp16") if precision == "fast" else ("tf32x3", "fp16x2")
     return ("tf32",) if precision == "fast" else ("tf32x3",)
+
+
+def solve_context(config: Config) -> dict[str, Any]:
+    """Switches of the solve: fp16 terms of an operand (0: another type), and how it solves."""
+    names = {name for name, _ in config.params}
+    return {
+        "HALVES": {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0),
+        "SOLVER": config["solver"] if "solver" in names else "inverse",
+    }
 
 
 def scaled(problem: Problem) -> bool:
@@ -87,7 +103,7 @@ def check_precision(problem: Problem, config: Config) -> str | None:
     allowed = {
         "state_dot": state_dots(problem.in_dtype, problem.state_dtype, problem.precision),
         "mix": mixes(problem.precision),
-        "solve": solves(problem.precision),
+        "solve": solves(problem.precision, problem.qk_l2norm),
     }
     for name, values in allowed.items():
         if config[name] not in values:
@@ -140,6 +156,10 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "RAW": problem.gate_mode == "raw",
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
+        "HALVES": 0,
+        "SOLVER": "inverse",
+        "WHOLE": False,
+        "LOG2E": math.log2(math.e),
         "ONE_SUM": problem.precision == "fast" and problem.op == "verify",
         "WEIGHTS": weights(problem),
         "IN": problem.in_dtype,

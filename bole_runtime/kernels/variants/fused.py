@@ -7,7 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
 from bole_runtime.kernels.variants import common as c
 
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.SOLVER, c.WARPS, c.PREFETCH)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -36,6 +36,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
+            "solver": "inverse",
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
         }
@@ -58,7 +59,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
-        MASK_LOADS=False,
+        WHOLE=True,
+        **c.solve_context(config),
         config_line=str(config),
     )
     return (

@@ -82,7 +82,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     }
     line = f"row_block={config['row_block']} pdl={config['pdl']}"
     gram = c.context(
-        problem, sizes, HEADS=problem.group, PDL=config["pdl"], MASK_LOADS=True, MIX_STORE="fp32", config_line=line
+        problem, sizes, HEADS=problem.group, PDL=config["pdl"], MIX_STORE="fp32", config_line=line
     )
     solve = c.context(
         problem,
@@ -91,6 +91,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
             "LEVELS": c.solve_levels(config["row_block"]),
         },
+        **c.solve_context(config),
         BLOCKS=rows // config["row_block"],
         PDL=config["pdl"],
         config_line=f"{line} solve={config['solve']}",

@@ -21,6 +21,7 @@ PARAMS = (
     c.STATE_DOT,
     c.MIX,
     c.SOLVE,
+    c.SOLVER,
     c.WARPS,
     c.STAGES,
     c.PREFETCH,
@@ -50,6 +51,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"row_block={block} is more than the {rows} rows of a tile"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
+    if config["solver"] == "neumann" and rows > block:
+        return "one product a depth wants all rows in a program"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
     if config["pdl"] and gpu.compute_capability < (9, 0):
@@ -75,6 +78,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
             "solve": c.solves(problem.precision)[0],
+            "solver": "inverse",
             "warps": c.default_warps(problem, bv) * (2 if bv == 128 else 1),
             "stages": 1,
             "row_block": block,
@@ -106,12 +110,12 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
             # Where a head is narrower than the smallest choice, one block holds it.
             "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
         },
+        WHOLE=True,
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         MIX_STORE=mix_store,
         PDL=config["pdl"],
-        MASK_LOADS=True,
         PREFETCH=config["prefetch"],
         config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "pdl"),
     )
@@ -143,8 +147,9 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
-        MASK_LOADS=True,
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
+        WHOLE=blocks == 1,
+        **c.solve_context(config),
+        config_line=_line(config, "solve", "solver", "row_block", "share", "mix_store", "pdl"),
     )
     return (
         KernelPlan(
