@@ -6,6 +6,7 @@ The classes are not frozen only because a frozen dataclass takes microseconds mo
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -62,6 +63,22 @@ class VerifyCall:
     variant: Config | None = None
 
 
+class RowAction(IntEnum):
+    """What a commit does with one row; decided on the device, so a captured graph can change its mind.
+
+    Every action but ``COMMIT`` is about the row's pending chain, which the factors must have.
+    """
+
+    #: Nothing: state and ring keep their bits.
+    NONE = 0
+    #: Fold the pending chain and then the accepted path into the state.
+    COMMIT = 1
+    #: Fold the pending chain alone into the state.
+    FLUSH = 2
+    #: Copy the accepted path behind the pending chain; the state keeps its bits.
+    APPEND = 3
+
+
 @dataclass(slots=True, eq=False)
 class CommitLayer:
     """One layer of a commit: the pool it updates and the factors of its verification."""
@@ -82,6 +99,7 @@ class CommitCall:
         tree: the topology of the verification.
         precision: ``fast`` or ``lossless``.
         variant: pinned kernel configuration, or None.
+        actions: int32 [B], contiguous, a :class:`RowAction` a row; None: ``COMMIT`` everywhere.
     """
 
     spec: RecurrenceSpec
@@ -91,3 +109,4 @@ class CommitCall:
     tree: TreeBatch
     precision: str
     variant: Config | None = None
+    actions: torch.Tensor | None = None

@@ -22,11 +22,16 @@ BACKENDS: dict[str, str] = {
 
 
 class Backend(NamedTuple):
-    """The two operations of a backend."""
+    """The two operations of a backend.
+
+    ``prepare``, where a backend has it, does the host's work of a commit once: it returns a function of slots, accepted
+    nodes and actions that can be called every round.
+    """
 
     name: str
     verify: Callable[[VerifyCall], None]
     commit: Callable[[CommitCall], None]
+    prepare: Callable[[CommitCall], Callable[..., None]] | None = None
 
 
 _loaded: dict[str, Backend] = {}
@@ -85,7 +90,9 @@ def get_backend(device: torch.device) -> Backend:
     backend = _loaded.get(name)
     if backend is None:
         module = import_module(BACKENDS[name])
-        backend = _loaded[name] = Backend(name, module.verify, module.commit)
+        backend = _loaded[name] = Backend(
+            name, module.verify, module.commit, getattr(module, "prepare_commit", None)
+        )
     return backend
 
 

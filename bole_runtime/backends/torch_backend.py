@@ -7,7 +7,8 @@ from collections.abc import Mapping
 import torch
 
 from bole_runtime.backends.closed_form import Rows, final_state, outputs
-from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
+from bole_runtime.backends.torch_append import append_paths
+from bole_runtime.calls import CommitCall, CommitLayer, RowAction, VerifyCall
 from bole_runtime.factors import PendingChain, capture_eager, ready_gates
 from bole_runtime.families.spec import RecurrenceSpec
 
@@ -159,12 +160,23 @@ def commit(call: CommitCall) -> None:
     # Compact the nodes of each path, in order, into the first columns; the rest goes to a column that is dropped.
     position = torch.where(path, path.long().cumsum(-1) - 1, longest).clamp(max=longest)
     compact = index.new_zeros(tree.max_batch, longest + 1).scatter_(1, position, index)[:, :longest]
+    flush = torch.zeros_like(chosen)
+    if call.actions is not None:
+        append_paths(call, compact, length, chosen & (call.actions == RowAction.APPEND))
+        flush = call.actions == RowAction.FLUSH
+        chosen = chosen & (call.actions == RowAction.COMMIT)
+        length = torch.where(flush, 0, length)
     for layer in call.layers:
-        _commit_layer(call, layer, compact, length, chosen)
+        _commit_layer(call, layer, compact, length, chosen, flush)
 
 
 def _commit_layer(
-    call: CommitCall, layer: CommitLayer, compact: torch.Tensor, length: torch.Tensor, chosen: torch.Tensor
+    call: CommitCall,
+    layer: CommitLayer,
+    compact: torch.Tensor,
+    length: torch.Tensor,
+    chosen: torch.Tensor,
+    flush: torch.Tensor,
 ) -> None:
     pool, factors = layer.pool, layer.factors
     if pool.shape[0] == 0:
@@ -173,7 +185,11 @@ def _commit_layer(
     dtype = _compute_dtype(factors.k, pool)
     skip = factors.k.dim() - 2
     slots = call.slots.long()
-    ok = chosen & (slots >= 0) & (slots < pool.shape[0])
+    inside = (slots >= 0) & (slots < pool.shape[0])
+    chain_length = torch.zeros_like(slots)
+    if pending is not None:
+        chain_length = pending.length[torch.where(inside, slots, 0)].long().clamp(0, pending.capacity)
+    ok = inside & (chosen | (flush & (chain_length > 0)))
     gates = ready_gates(spec, factors.gates, factors.gate_mode, factors.beta_scale)
     pending_gates = None if pending is None else ready_gates(spec, pending.gates, "ready", 1.0)
     longest = compact.shape[1]
@@ -190,7 +206,8 @@ def _commit_layer(
             chain = _rows(spec, ring, pending.k, pending.v, pending_gates, factors.qk_l2norm, dtype, 2)
             chain_live = ring.live
         rows = _join(chain, own, chain_live, chain_mask[part])
-        last = shift + (length[part] - 1).clamp(min=0)
+        # Of a flush, the last token of the chain.
+        last = torch.where(flush[part], chain_length[part] - 1, shift + length[part] - 1).clamp(min=0)
         state = _states(pool, slots[part], ok[part], dtype)
         new[part] = final_state(spec, rows, last, state).to(pool.dtype)
     _store(pool, slots, ok, new)

@@ -125,6 +125,28 @@ def _pending_tokens(spec: RecurrenceSpec, pending: PendingChain, l2norm: bool, d
     return _Tokens(spec, None, pending.k, pending.v, pending.gates, "ready", 1.0, l2norm, dtype)
 
 
+def flush_sequential(
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    pending: PendingChain,
+    *,
+    recurrence: str | RecurrenceSpec = "gdn",
+    qk_l2norm: bool | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Return the state of every request after its pending chain, [B, HV, dv, dk] in ``dtype``.
+
+    ``pool`` is not modified; a row whose slot is -1 is zero.
+    """
+    spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
+    chain = _pending_tokens(spec, pending, spec.qk_l2norm if qk_l2norm is None else qk_l2norm, dtype)
+    out = torch.zeros(slots.shape[0], *pool.shape[1:], dtype=dtype, device=pool.device)
+    for b, slot in enumerate(slots.tolist()):
+        if 0 <= slot < pool.shape[0]:
+            out[b] = _with_pending(pool[slot].to(dtype), slot, pending, chain)
+    return out
+
+
 def commit_sequential(
     pool: torch.Tensor,
     slots: torch.Tensor,
