@@ -5,14 +5,14 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.calls import CommitCall, RowAction, VerifyCall
-from bole_runtime.factors import Factors, PendingChain, capture_eager, ready_gates
+from bole_runtime.factors import Factors, PendingChain, capture_eager, kept_gates
 from bole_runtime.reference import commit_sequential, flush_sequential, verify_sequential
 
 
 @torch.no_grad()
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out``, and the capture buffers if there are any."""
-    gates: dict[str, torch.Tensor | float] = {**call.gates, "beta_scale": call.beta_scale}
+    gates: dict[str, torch.Tensor | float] = {**call.gates, "beta_scale": call.beta_scale, **call.options}
     out = verify_sequential(
         call.q,
         call.k,
@@ -41,7 +41,10 @@ def commit(call: CommitCall) -> None:
         committed = commit_sequential(pool, call.slots, factors, call.accepted)
         flushed = None
         if pending is not None and RowAction.FLUSH in actions:
-            flushed = flush_sequential(pool, call.slots, pending, recurrence=factors.spec, qk_l2norm=factors.qk_l2norm)
+            flushed = flush_sequential(
+                pool, call.slots, pending, recurrence=factors.spec, qk_l2norm=factors.qk_l2norm,
+                gates={**factors.gates, **factors.all_options},
+            )  # fmt: skip
         for b, (slot, node, action) in enumerate(zip(slots, accepted, actions, strict=True)):
             if not 0 <= slot < pool.shape[0]:
                 continue
@@ -59,7 +62,7 @@ def commit(call: CommitCall) -> None:
 def _append(factors: Factors, pending: PendingChain, path: list[int], request: int, slot: int) -> None:
     """Copy a path behind the pending chain of a slot."""
     tree = factors.tree
-    gates = ready_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale)
+    gates = kept_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale, factors.options)
     pairs = [(pending.k, factors.k), (pending.v, factors.v), *((g, gates[name]) for name, g in pending.gates.items())]
     end = int(pending.start[slot]) + int(pending.length[slot])
     for t, node in enumerate(path):

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bole_runtime.factors import ready_gates
+from bole_runtime.factors import kept_gates
 
 if TYPE_CHECKING:
     from bole_runtime.calls import CommitCall
@@ -39,7 +39,7 @@ def append_paths(call: CommitCall, compact: torch.Tensor, length: torch.Tensor, 
         target = torch.where(some, ring.flatten()[pick], 0)
         node = compact.flatten()[pick]
         skip = factors.k.dim() - 2
-        gates = ready_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale)
+        gates = kept_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale, factors.options)
         pairs = [
             (pending.k, factors.k),
             (pending.v, factors.v),
