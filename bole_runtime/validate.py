@@ -192,6 +192,7 @@ def check_gates(
         ValueError: a wrong device, shape or stride.
     """
     tensors: dict[str, torch.Tensor] = {}
+    expected: tuple[int, ...]
     scalar = (*lead, heads[1])
     for i in spec.node_gates(mode):
         t = gates[i.name]
@@ -208,16 +209,19 @@ def check_gates(
         if i.default is not None and i.name not in gates:
             continue
         t = check_tensor(f"gates[{i.name!r}]", gates[i.name], device, i.dtypes)
-        if t.shape != i.sizes(heads, dims):
-            wrong_shape(f"gates[{i.name!r}]", t, i.sizes(heads, dims), meaning(i))
+        expected = heads[1:] if i.per_head else i.sizes(heads, dims)
+        if t.shape != expected:
+            wrong_shape(f"gates[{i.name!r}]", t, expected, meaning(i))
         check_last_stride(f"gates[{i.name!r}]", t)
         tensors[i.name] = t
-    declared = spec.options(mode)
-    if not declared:
-        return tensors, 1.0, NO_OPTIONS
-    floats = {i.name: check_option(f"gates[{i.name!r}]", gates.get(i.name, i.default), i.default) for i in declared}
-    beta_scale = floats.pop("beta_scale", 1.0)
-    return tensors, beta_scale, floats or NO_OPTIONS
+    beta_scale, floats = 1.0, NO_OPTIONS
+    for i in spec.options(mode):
+        number = check_option(f"gates[{i.name!r}]", gates.get(i.name, i.default), i.default)
+        if i.name == "beta_scale":
+            beta_scale = number
+        else:
+            floats = {**floats, i.name: number}
+    return tensors, beta_scale, floats
 
 
 def meaning(i: InputSpec) -> str:

@@ -53,11 +53,13 @@ class InputSpec:
     mode: str
     default: float | None
     doc: str
-    #: Whether it is one value a node and value head, the usual gate.
+    #: Whether it is one value a node and value head, the usual gate; and one value a value head, the usual parameter.
     scalar: bool = field(init=False, repr=False, compare=False)
+    per_head: bool = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "scalar", self.shape == ("node", "HV"))
+        object.__setattr__(self, "per_head", self.shape == ("HV",))
 
     def sizes(self, heads: tuple[int, int], dims: tuple[int, int]) -> tuple[int, ...]:
         """Return its dimensions after ``node`` for (HK, HV) and (dk, dv)."""
