@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from bole_testing.conv import ConvDraw, conv_config, conv_draws, run_conv_draw
+from bole_testing.conv_cases import CASES
 from hypothesis import HealthCheck, Phase, given, settings
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
@@ -46,3 +47,8 @@ def test_default() -> None:
 )  # fmt: skip
 def test_random(draw: ConvDraw) -> None:
     run_conv_draw(draw, "cpu", FP32, FP32, conv=conv_config(32, 16, 1))
+
+
+@pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)
+def test_case(body) -> None:
+    body(torch.device("cpu"))
