@@ -8,15 +8,16 @@ The time of a launch is the sum over its kernels of
   Little's law they need ``bandwidth * MEMORY_LATENCY`` bytes in flight; a program holds one tile, or ``stages - 1``
   blocks of it. Workspaces are written and read again, through L2 where they fit.
 - compute: programs a multiprocessor runs, times what one takes of it: PROGRAM + serial steps * STEP + warp instructions
-  over ISSUE + operations over a share of the tensor-core rate. Operations are weighted by the passes of their precision (bf16 1, tf32 2, three bf16
-  terms 3, three tf32 terms 6). A triangular solve has a serial step a row, or a few a block.
+  over ISSUE + operations over a share of the tensor-core rate. Operations are weighted by the passes of their precision
+  (bf16 1, tf32 2, three bf16 terms 3, three tf32 terms 6). A triangular solve has a serial step a row, or a few a
+  block.
 - Programs per multiprocessor follow from registers and shared memory of the compiled kernel, or from a guess by tile
   size before it is compiled. Spilled values travel through L2.
 
-The constants were fitted to a dozen times of simple, untuned kernels of this kind on one H200, where predictions are 0.5
-to 1.2 times the measurement. Commits follow the instructions of their compiled kernels (docs/performance.md). The model
-ranks; it is not a measurement, every table entry that comes from it says ``predicted``, and one only replaces the
-analytic default where the model is sure, see ``choose.MODEL_NOISE``.
+The constants were fitted to a dozen times of simple, untuned kernels of this kind on one H200, where predictions are
+0.5 to 1.2 times the measurement. Commits follow the instructions of their compiled kernels (docs/performance.md). The
+model ranks; it is not a measurement, every table entry that comes from it says ``predicted``, and one only replaces
+the analytic default where the model is sure, see ``choose.MODEL_NOISE``.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ PROGRAM = 0.8
 STEP = 0.03
 #: Warp instructions that a multiprocessor issues in a microsecond, of kernels that are not one long dot.
 ISSUE = 3400.0
-#: Warp instructions of a commit for each element of the state a thread holds: one token of ``steps``, a chunk of ``path``.
+#: Warp instructions of a commit for each element of the state a thread holds: a token of ``steps``, 16 of ``path``.
 STEP_ISSUE, CHUNK_ISSUE = 7.5, 60.0
 #: Seconds from a request to DRAM until its answer.
 MEMORY_LATENCY = 0.8e-6

@@ -1,8 +1,9 @@
 """The child process that runs candidates, and may die of them.
 
 A worker builds one *bench* object and answers calls of its methods until its pipe closes. On the way it says which
-phase it is in. The parent keeps the time: a worker that hangs is killed, one that dies is replaced. Started as ``python -m bole_codegen.search.worker FD``: a
-program of its own, so that nothing of the parent's is imported or inherited but the pipe.
+phase it is in. The parent keeps the time: a worker that hangs is killed, one that dies is replaced. Started as
+``python -m bole_codegen.search.worker FD``: a program of its own, so that nothing of the parent's is imported or
+inherited but the pipe.
 """
 
 from __future__ import annotations
