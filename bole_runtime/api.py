@@ -52,9 +52,10 @@ def verify(
             Same for k and v.
         k: keys, the shape of q.
         v: values, [B, N, HV, dv] or [T, HV, dv]; HV is a multiple of HK, value head h reads key head h // (HV // HK).
-        gates: for ``gdn`` either ready, {"g", "beta"}, or raw, {"a", "b", "A_log", "dt_bias"} with optional float
-            "beta_scale". Per node [B, N, HV] or [T, HV], per head [HV]; fp32, bf16, fp16 or fp64, never rounded below
-            fp32 inside.
+        gates: what the family takes beside q, k and v, in one of its gate modes (``docs/families.md`` lists them). For
+            ``gdn`` either ready, {"g", "beta"}, or raw, {"a", "b", "A_log", "dt_bias"} with optional float
+            "beta_scale". Per node [B, N, HV] or [T, HV], or with a last dimension dk or dv for vectors; per head [HV];
+            fp32, bf16, fp16 or fp64, never rounded below fp32 inside.
         state: pool of committed states, [slots, HV, dv, dk], dk contiguous; fp32, bf16 or fp16.
         slots: int32 or int64 [B], the pool row of each request; -1 marks a padding row: nothing is read, its output
             is zero. The same slot may serve several requests.
@@ -66,7 +67,8 @@ def verify(
         factors: buffers from :meth:`Factors.allocate` to copy the inputs to. Default: the factors alias the inputs,
             which must then stay unchanged until the commit.
         workspace: scratch memory for kernels that need it; allocated if missing.
-        pending: accepted tokens that are not in the state yet; its gates are ready ones in every gate mode.
+        pending: accepted tokens that are not in the state yet; its gates are those that captured factors hold
+            (``gdn``: ready ones in every gate mode).
         scale: factor of q; default from the family, dk ** -0.5.
         qk_l2norm: whether to l2-normalise q and k; default from the family.
         variant: pin a kernel configuration instead of looking one up.
@@ -91,12 +93,14 @@ def verify(
         check.not_a("tree", tree, "a TreeBatch")
     spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
     device = tree.device
-    backend = get_backend(device)
+    backend = get_backend(device, spec)
     heads, dv, dk = check.check_qkv(q, k, v, tree, backend.name)
     check.check_state("state", state, device, heads, dv, dk, backend.name)
     slots = check.check_index("slots", slots, device, tree.max_batch)
     mode = check.gate_mode_of(spec, gates)
-    tensors, beta_scale = check.check_gates(spec, mode, gates, tree.lead, heads, device)
+    tensors, beta_scale, options = check.check_gates(
+        spec, mode, gates, tree.lead, (k.shape[-2], heads), (dk, dv), device
+    )
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
     scale = spec.default_scale(dk) if scale is None else check.check_number("scale", scale)
@@ -107,9 +111,9 @@ def verify(
     if out_dtype is not None and out_dtype not in DATA_DTYPES:
         raise TypeError(f"out_dtype: {out_dtype!r} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
     if pending is not None:
-        buffers.check_pending(spec, pending, k, v, state.shape[0])
+        buffers.check_pending(spec, mode, pending, k, v, state.shape[0])
     if factors is not None:
-        buffers.check_capture(spec, factors, k, v)
+        buffers.check_capture(spec, mode, factors, k, v, tensors)
     if variant is not None:
         check.check_variant(variant)
     if workspace is not None:
@@ -133,7 +137,7 @@ def verify(
             values.check_pending_values(pending, slots)
     call = VerifyCall(
         spec, q, k, v, tensors, mode, beta_scale, state, slots, tree, precision, scale, qk_l2norm, out,
-        pending, factors, workspace, variant,
+        pending, factors, workspace, variant, options,
     )  # fmt: skip
     if out.numel():
         backend.verify(call)
@@ -180,7 +184,7 @@ def commit(
     if not isinstance(first, Factors):
         check.not_a("factors", first, "a Factors or a sequence of them")
     tree, spec = first.tree, first.spec
-    backend = get_backend(tree.device)
+    backend = get_backend(tree.device, spec)
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     if precision not in check.PRECISIONS:

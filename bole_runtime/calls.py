@@ -5,10 +5,15 @@ The classes are not frozen only because a frozen dataclass takes microseconds mo
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from enum import IntEnum
 from typing import TYPE_CHECKING
 
+from bole_runtime.factors import NO_OPTIONS
+
 if TYPE_CHECKING:
+    from collections.abc import Mapping
+
     import torch
 
     from bole_runtime.factors import Factors, PendingChain
@@ -26,7 +31,8 @@ class VerifyCall:
         q: [B, N, HK, dk] or packed [T, HK, dk]; any outer strides, last dimension contiguous. Same for k and v.
         k: as q.
         v: [B, N, HV, dv] or packed [T, HV, dv].
-        gates: tensors only. Per node [B, N, HV] or [T, HV], per head [HV]; last dimension contiguous.
+        gates: tensors only. Per node [B, N, HV, ...] or [T, HV, ...], per head [HV, ...], as the family declares;
+            last dimension contiguous.
         gate_mode: ``ready`` or ``raw``.
         beta_scale: factor of sigmoid(b) in raw mode, else 1.0.
         state: pool [slots, HV, dv, dk], dk contiguous. Never written.
@@ -40,6 +46,7 @@ class VerifyCall:
         capture: buffers to fill with k, v and ready gates, or None.
         workspace: scratch memory of the caller, or None.
         variant: pinned kernel configuration, or None.
+        options: floats of the gate mode other than ``beta_scale``.
     """
 
     spec: RecurrenceSpec
@@ -60,6 +67,23 @@ class VerifyCall:
     capture: Factors | None = None
     workspace: torch.Tensor | None = None
     variant: Config | None = None
+    options: Mapping[str, float] = field(default_factory=lambda: NO_OPTIONS)
+
+
+class RowAction(IntEnum):
+    """What a commit does with one row; decided on the device, so a captured graph can change its mind.
+
+    Every action but ``COMMIT`` is about the row's pending chain, which the factors must have.
+    """
+
+    #: Nothing: state and ring keep their bits.
+    NONE = 0
+    #: Fold the pending chain and then the accepted path into the state.
+    COMMIT = 1
+    #: Fold the pending chain alone into the state.
+    FLUSH = 2
+    #: Copy the accepted path behind the pending chain; the state keeps its bits.
+    APPEND = 3
 
 
 @dataclass(slots=True, eq=False)
@@ -82,6 +106,7 @@ class CommitCall:
         tree: the topology of the verification.
         precision: ``fast`` or ``lossless``.
         variant: pinned kernel configuration, or None.
+        actions: int32 [B], contiguous, a :class:`RowAction` a row; None: ``COMMIT`` everywhere.
     """
 
     spec: RecurrenceSpec
@@ -91,3 +116,4 @@ class CommitCall:
     tree: TreeBatch
     precision: str
     variant: Config | None = None
+    actions: torch.Tensor | None = None

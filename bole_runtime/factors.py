@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -16,6 +17,9 @@ if TYPE_CHECKING:
     from bole_runtime.tree import TreeBatch
 
 
+NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
+
+
 @dataclass(slots=True, eq=False)
 class PendingChain:
     """Accepted tokens that are not in the state yet: a chain of ancestors above every root, one ring a slot.
@@ -25,8 +29,10 @@ class PendingChain:
     Attributes:
         k: [slots, capacity, HK, dk], raw keys, the dtype of the call's k.
         v: [slots, capacity, HV, dv].
-        gates: ready gates (``g`` and ``beta``), [slots, capacity, HV], fp32 (fp64 for fp64 keys), whatever the gate
-            mode of the call: a ring is filled from captured factors. All of one layout.
+        gates: what captured factors hold of the family. Where ready gates are one value a head (``g`` and ``beta``):
+            those, [slots, capacity, HV], fp32 (fp64 for fp64 keys), whatever the gate mode of the call, all of one
+            layout. Otherwise the node gates of the call's mode, [slots, capacity, HV, ...]; per-head parameters and
+            floats come from the call.
         length: int32 [slots], 0 to capacity.
         start: int32 [slots], 0 to capacity - 1.
     """
@@ -52,7 +58,8 @@ class Factors:
 
     Attributes:
         spec: the family.
-        gate_mode: mode of ``gates``: ``ready`` for captured factors, whatever the call had.
+        gate_mode: mode of ``gates``. Captured factors are ``ready`` whatever the call had, where the family's ready
+            gates are one value a head; otherwise they have the call's mode.
         k: [B, N, HK, dk] or packed [T, HK, dk].
         v: [B, N, HV, dv] or packed [T, HV, dv].
         gates: per node and head, and the per-head parameters of the mode.
@@ -60,6 +67,7 @@ class Factors:
         qk_l2norm: whether k is l2-normalised.
         tree: the topology that was verified.
         pending: the pending chain that was verified on top of, or None.
+        options: floats of the mode other than ``beta_scale``.
     """
 
     spec: RecurrenceSpec
@@ -71,6 +79,7 @@ class Factors:
     qk_l2norm: bool
     tree: TreeBatch
     pending: PendingChain | None = None
+    options: Mapping[str, float] = field(default_factory=lambda: NO_OPTIONS)
 
     @classmethod
     def allocate(
@@ -84,10 +93,13 @@ class Factors:
         dtype: torch.dtype = torch.bfloat16,
         recurrence: str | RecurrenceSpec = "gdn",
         device: torch.device | str | None = None,
+        gate_mode: str = "ready",
+        gate_dtype: torch.dtype | None = None,
     ) -> Factors:
-        """Allocate buffers for ``verify(factors=...)``, of the tree's capacity.
+        """Allocate buffers for ``verify(factors=...)``, of the tree's capacity. Zero-filled.
 
-        k and v keep the input dtype, the gates are stored ready, in float32 (float64 for float64 inputs). Zero-filled.
+        k and v keep the input dtype. Gates are stored ready, in float32 (float64 for float64 inputs), where the family
+        has one value a head; otherwise as the call gives them.
 
         Args:
             tree: decides dense [max_batch, max_nodes] or packed [max_total] rows.
@@ -98,29 +110,42 @@ class Factors:
             dtype: dtype of the k and v that will be captured.
             recurrence: family name or spec.
             device: default, the tree's.
+            gate_mode: of the calls, for families whose gates are stored as given; no other looks at it.
+            gate_dtype: dtype of gates stored as given, at least as wide as the inputs'; default float32.
 
         Raises:
-            ValueError: HV is not a multiple of HK, or the family is unknown.
+            ValueError: HV is not a multiple of HK, or the family or gate mode is unknown.
         """
         spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
         if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
             raise ValueError(f"value_heads: {value_heads} is not a positive multiple of key_heads = {key_heads}")
         lead = tree.lead
         device = tree.device if device is None else torch.device(device)
-        gate_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+        if gate_mode not in spec.modes:
+            allowed = ", ".join(spec.modes)
+            raise ValueError(f"gate_mode: {gate_mode!r} is not allowed for {spec.name!r}; allowed: {allowed}")
+        mode = spec.kept_mode(gate_mode)
+        if spec.keeps_ready or gate_dtype is None:
+            gate_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+        heads, dims = (key_heads, value_heads), (dk, dv)
         return cls(
             spec=spec,
-            gate_mode="ready",
+            gate_mode=mode,
             k=torch.zeros(*lead, key_heads, dk, dtype=dtype, device=device),
             v=torch.zeros(*lead, value_heads, dv, dtype=dtype, device=device),
             gates={
-                i.name: torch.zeros(*lead, value_heads, dtype=gate_dtype, device=device)
-                for i in spec.node_gates("ready")
+                i.name: torch.zeros(*lead, *i.sizes(heads, dims), dtype=gate_dtype, device=device)
+                for i in spec.node_gates(mode)
             },
             beta_scale=1.0,
             qk_l2norm=spec.qk_l2norm,
             tree=tree,
         )
+
+    @property
+    def all_options(self) -> Mapping[str, float]:
+        """Every float of the mode, ``beta_scale`` included."""
+        return {"beta_scale": self.beta_scale, **self.options}
 
     @property
     def nbytes_per_node(self) -> int:
@@ -136,32 +161,64 @@ class Factors:
 
 def factors_of(call: VerifyCall) -> Factors:
     """Return the factors of a call: its own tensors, or its capture buffers once a backend has filled them."""
-    capture = call.capture
+    capture, spec = call.capture, call.spec
     if capture is None:
         return Factors(
-            call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree,
-            call.pending,
+            spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree, call.pending,
+            call.options,
         )  # fmt: skip
-    return Factors(
-        call.spec, capture.gate_mode, capture.k, capture.v, capture.gates, 1.0, call.qk_l2norm, call.tree, call.pending
-    )  # fmt: skip
+    mode, gates = capture.gate_mode, capture.gates
+    if spec.parameters(mode):
+        gates = {**gates, **_parameters(spec, mode, call.gates)}
+    scale, options = (call.beta_scale, call.options) if mode == call.gate_mode else (1.0, NO_OPTIONS)
+    return Factors(spec, mode, capture.k, capture.v, gates, scale, call.qk_l2norm, call.tree, call.pending, options)
+
+
+def _parameters(spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    return {i.name: gates[i.name] for i in spec.parameters(mode) if i.name in gates}
+
+
+def pending_gates(
+    spec: RecurrenceSpec, pending: PendingChain, gates: Mapping[str, torch.Tensor], mode: str
+) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return the gate mode of a pending chain, and its gates with the per-head parameters of the call."""
+    kept = spec.kept_mode(mode)
+    return kept, {**pending.gates, **_parameters(spec, kept, gates)}
 
 
 def ready_gates(
-    spec: RecurrenceSpec, gates: Mapping[str, torch.Tensor], mode: str, beta_scale: float
+    spec: RecurrenceSpec,
+    gates: Mapping[str, torch.Tensor],
+    mode: str,
+    beta_scale: float,
+    options: Mapping[str, float] = NO_OPTIONS,
 ) -> dict[str, torch.Tensor]:
-    """Return the ready gates in float64: bf16 or fp32 gates in, nothing rounded on the way."""
-    if mode == "raw":
-        return spec.to_ready(gates, beta_scale)
-    return {i.name: gates[i.name].double() for i in spec.node_gates("ready")}
+    """Return the ready gates in float64, per-head ones included: bf16 or fp32 gates in, nothing rounded on the way."""
+    ready = spec.gates("ready")
+    if mode == "ready":
+        return {i.name: gates[i.name].double() for i in ready if i.name in gates}
+    shared = {i.name: gates[i.name].double() for i in ready if i.mode == "both" and i.name in gates}
+    return {**shared, **spec.make_ready[mode](gates, {"beta_scale": beta_scale, **options})}
+
+
+def kept_gates(
+    spec: RecurrenceSpec,
+    gates: Mapping[str, torch.Tensor],
+    mode: str,
+    beta_scale: float,
+    options: Mapping[str, float] = NO_OPTIONS,
+) -> Mapping[str, torch.Tensor]:
+    """Return the gates of a call as capture buffers and pending chains hold them: ready in float64, or as given."""
+    return ready_gates(spec, gates, mode, beta_scale, options) if spec.keeps_ready else gates
 
 
 def capture_eager(call: VerifyCall) -> None:
     """Fill the capture buffers of a call with torch operations, for backends without a fused capture."""
-    capture = call.capture
+    capture, spec = call.capture, call.spec
     if capture is None:
         return
     capture.k.copy_(call.k)
     capture.v.copy_(call.v)
-    for name, gate in ready_gates(call.spec, call.gates, call.gate_mode, call.beta_scale).items():
-        capture.gates[name].copy_(gate)
+    gates = kept_gates(spec, call.gates, call.gate_mode, call.beta_scale, call.options)
+    for name, buffer in capture.gates.items():
+        buffer.copy_(gates[name])

@@ -11,7 +11,8 @@ from typing import NoReturn, TypeVar
 
 import torch
 
-from bole_runtime.families import RecurrenceSpec
+from bole_runtime.factors import NO_OPTIONS
+from bole_runtime.families import InputSpec, RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch
 
@@ -158,10 +159,10 @@ def gate_mode_of(spec: RecurrenceSpec, gates: Mapping[str, object]) -> str:
     """
     if not isinstance(gates, Mapping):
         not_a("gates", gates, "a mapping from gate names to tensors")
-    for mode in spec.modes:
-        if spec.required[mode] <= gates.keys() <= spec.allowed[mode]:
-            return mode
-    modes = "; ".join(f"{m}: {', '.join(i.name for i in spec.gates(m))}" for m in spec.modes)
+    found = spec.mode_of(gates)
+    if found is not None:
+        return found
+    modes = "; ".join(f"{m}: {', '.join(i.name for i in spec.gates(m)) or 'none'}" for m in spec.modes)
     best = max(spec.modes, key=lambda m: len(spec.allowed[m] & gates.keys()))
     missing = sorted(spec.required[best] - gates.keys())
     unexpected = sorted(str(n) for n in gates.keys() - spec.allowed[best])
@@ -172,39 +173,62 @@ def gate_mode_of(spec: RecurrenceSpec, gates: Mapping[str, object]) -> str:
 
 
 def check_gates(
-    spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor | float], lead: tuple[int, ...], heads: int,
-    device: torch.device, prefix: str = "gates",
-) -> tuple[dict[str, torch.Tensor], float]:  # fmt: skip
-    """Check the gates of a mode and return the tensors among them, and beta_scale.
+    spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor | float], lead: tuple[int, ...],
+    heads: tuple[int, int], dims: tuple[int, int], device: torch.device,
+) -> tuple[dict[str, torch.Tensor], float, Mapping[str, float]]:  # fmt: skip
+    """Check the gates of a mode; return the tensors among them, beta_scale, and the other floats.
+
+    Args:
+        spec: the family.
+        mode: one of its gate modes, whose names ``gates`` has.
+        gates: as given.
+        lead: leading dimensions of the tree.
+        heads: HK and HV.
+        dims: dk and dv.
+        device: the tree's.
 
     Raises:
         TypeError: a wrong type or dtype.
         ValueError: a wrong device, shape or stride.
     """
     tensors: dict[str, torch.Tensor] = {}
-    expected = (*lead, heads)
+    expected: tuple[int, ...]
+    scalar = (*lead, heads[1])
     for i in spec.node_gates(mode):
         t = gates[i.name]
         if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
-            check_tensor(f"{prefix}[{i.name!r}]", t, device, i.dtypes)
+            check_tensor(f"gates[{i.name!r}]", t, device, i.dtypes)
         assert isinstance(t, torch.Tensor)
+        expected = scalar if i.scalar else (*lead, *i.sizes(heads, dims))
         if t.shape != expected:
-            wrong_shape(f"{prefix}[{i.name!r}]", t, expected, "one value a node and value head")
-        if t.stride()[-1] != 1 and heads > 1:
-            check_last_stride(f"{prefix}[{i.name!r}]", t)
+            wrong_shape(f"gates[{i.name!r}]", t, expected, meaning(i))
+        if t.stride()[-1] != 1 and expected[-1] > 1:
+            check_last_stride(f"gates[{i.name!r}]", t)
         tensors[i.name] = t
-    if prefix != "gates":
-        return tensors, 1.0
     for i in spec.parameters(mode):
+        if i.default is not None and i.name not in gates:
+            continue
         t = check_tensor(f"gates[{i.name!r}]", gates[i.name], device, i.dtypes)
-        if t.shape != (heads,):
-            wrong_shape(f"gates[{i.name!r}]", t, (heads,), "one value a value head")
+        expected = heads[1:] if i.per_head else i.sizes(heads, dims)
+        if t.shape != expected:
+            wrong_shape(f"gates[{i.name!r}]", t, expected, meaning(i))
         check_last_stride(f"gates[{i.name!r}]", t)
         tensors[i.name] = t
-    option = 1.0
+    beta_scale, floats = 1.0, NO_OPTIONS
     for i in spec.options(mode):
-        option = check_number(f"gates[{i.name!r}]", gates.get(i.name, i.default))
-    return tensors, option
+        number = check_option(f"gates[{i.name!r}]", gates.get(i.name, i.default), i.default)
+        if i.name == "beta_scale":
+            beta_scale = number
+        else:
+            floats = {**floats, i.name: number}
+    return tensors, beta_scale, floats
+
+
+def meaning(i: InputSpec) -> str:
+    """Return what the dimensions of an input stand for, for messages."""
+    what = "one value" if len([d for d in i.shape if d != "node"]) == 1 else f"a vector of {i.shape[-1]}"
+    head = "key head" if "HK" in i.shape else "value head"
+    return f"{what} a node and {head}" if i.shape[0] == "node" else f"{what} a {head}"
 
 
 def check_variant(variant: object) -> None:
@@ -217,6 +241,18 @@ def check_variant(variant: object) -> None:
 
     if not isinstance(variant, Config):
         not_a("variant", variant, "a Config (get_variant(op, name).config({...}) makes one) or None")
+
+
+def check_option(name: str, value: object, default: float | None) -> float:
+    """Return a float that a gate mode takes: finite, or infinite where the default is.
+
+    Raises:
+        TypeError: not an int or float.
+        ValueError: not finite.
+    """
+    if default is not None and default in (float("inf"), float("-inf")) and value == default:
+        return default
+    return check_number(name, value)
 
 
 def check_number(name: str, value: object) -> float:

@@ -10,11 +10,13 @@ from bole_runtime.calls import CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
-from bole_runtime.validate import check_last_stride, check_state, check_tensor, not_a, wrong_shape
+from bole_runtime.validate import check_last_stride, check_state, check_tensor, meaning, not_a, wrong_shape
 
 
-def check_pending(spec: RecurrenceSpec, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int) -> None:
-    """Check a pending chain against the call's k and v and the slots of the pool.
+def check_pending(
+    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int
+) -> None:
+    """Check a pending chain against the call's gate mode, k and v, and the slots of the pool.
 
     Raises:
         TypeError: a wrong type or dtype.
@@ -36,20 +38,23 @@ def check_pending(spec: RecurrenceSpec, pending: PendingChain, k: torch.Tensor, 
         wrong_shape("pending.v", pending.v, (*lead, *v.shape[-2:]), "slots of the pool, capacity, HV, dv")
     check_last_stride("pending.k", pending.k)
     check_last_stride("pending.v", pending.v)
-    names = {i.name for i in spec.node_gates("ready")}
+    kept = spec.kept_mode(mode)
+    names = {i.name for i in spec.node_gates(kept)}
     if not isinstance(pending.gates, Mapping) or pending.gates.keys() != names:
         given = sorted(pending.gates) if isinstance(pending.gates, Mapping) else type(pending.gates).__name__
-        raise ValueError(
-            f"pending.gates: expected exactly {sorted(names)} (ready gates, whatever the call's gate mode), got {given}"
-        )
-    check_gate_buffers(spec, "pending.gates", pending.gates, (*lead, v.shape[-2]), k)
+        why = "ready gates, whatever the call's gate mode" if spec.keeps_ready else f"of the call's gate mode {mode!r}"
+        raise ValueError(f"pending.gates: expected exactly {sorted(names)} ({why}), got {given}")
+    check_gate_buffers(spec, kept, "pending.gates", pending.gates, lead, k, v)
     for name, t in (("pending.length", pending.length), ("pending.start", pending.start)):
         check_tensor(name, t, device, (torch.int32,))
         if t.shape != (slots,) or not t.is_contiguous():
             wrong_shape(name, t, (slots,), "one entry a slot, contiguous")
 
 
-def check_capture(spec: RecurrenceSpec, factors: Factors, k: torch.Tensor, v: torch.Tensor) -> None:
+def check_capture(
+    spec: RecurrenceSpec, mode: str, factors: Factors, k: torch.Tensor, v: torch.Tensor,
+    gates: Mapping[str, torch.Tensor],
+) -> None:  # fmt: skip
     """Check buffers given to ``verify(factors=...)``.
 
     Raises:
@@ -58,10 +63,12 @@ def check_capture(spec: RecurrenceSpec, factors: Factors, k: torch.Tensor, v: to
     """
     if not isinstance(factors, Factors):
         not_a("factors", factors, "a Factors or None")
-    if factors.spec is not spec or factors.gate_mode != "ready":
+    kept = spec.kept_mode(mode)
+    if factors.spec is not spec or factors.gate_mode != kept:
+        how = "" if spec.keeps_ready else f"gate_mode={mode!r}"
         raise ValueError(
             f"factors: buffers of family {factors.spec.name!r} with {factors.gate_mode!r} gates, expected "
-            f"{spec.name!r} with 'ready' gates; make them with Factors.allocate()"
+            f"{spec.name!r} with {kept!r} gates; make them with Factors.allocate({how})"
         )
     for name, t, like in (("factors.k", factors.k, k), ("factors.v", factors.v, v)):
         check_tensor(name, t, k.device, (like.dtype,))
@@ -70,27 +77,37 @@ def check_capture(spec: RecurrenceSpec, factors: Factors, k: torch.Tensor, v: to
         check_last_stride(name, t)
         if t.shape[-2] > 1 and t.stride(-2) != t.shape[-1]:
             raise ValueError(f"{name}: the heads of a node must be contiguous, got strides {t.stride()}")
-    check_gate_buffers(spec, "factors.gates", factors.gates, tuple(v.shape[:-1]), k)
+    check_gate_buffers(spec, kept, "factors.gates", factors.gates, tuple(v.shape[:-2]), k, v)
+    if not spec.keeps_ready:
+        for i in spec.node_gates(kept):
+            have, need = factors.gates[i.name].dtype, gates[i.name].dtype
+            if torch.promote_types(have, need) is not have:
+                raise TypeError(f"factors.gates[{i.name!r}]: {have} cannot hold the {need} of gates[{i.name!r}]")
 
 
 def check_gate_buffers(
-    spec: RecurrenceSpec, name: str, gates: Mapping[str, torch.Tensor], shape: tuple[int, ...], k: torch.Tensor
-) -> None:
-    """Check ready gates in buffers of Bole's own: fp32 (fp64 for fp64 keys), heads contiguous, all of one layout.
+    spec: RecurrenceSpec, mode: str, name: str, gates: Mapping[str, torch.Tensor], lead: tuple[int, ...],
+    k: torch.Tensor, v: torch.Tensor,
+) -> None:  # fmt: skip
+    """Check gates in buffers of Bole's own: a value's dimensions contiguous.
+
+    Ready ones of families that keep ready gates are fp32 (fp64 for fp64 keys) and all of one layout.
 
     Raises:
         TypeError: a wrong type or dtype.
         ValueError: a wrong device, shape or stride.
     """
     dtype = torch.float64 if k.dtype is torch.float64 else torch.float32
+    heads, dims = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
     strides = {}
-    for i in spec.node_gates("ready"):
-        t = check_tensor(f"{name}[{i.name!r}]", gates.get(i.name), k.device, (dtype,))
-        if t.shape != shape:
-            wrong_shape(f"{name}[{i.name!r}]", t, shape, "one value a node and value head")
+    for i in spec.node_gates(mode):
+        t = check_tensor(f"{name}[{i.name!r}]", gates.get(i.name), k.device, (dtype,) if spec.keeps_ready else i.dtypes)
+        expected = (*lead, *i.sizes(heads, dims))
+        if t.shape != expected:
+            wrong_shape(f"{name}[{i.name!r}]", t, expected, meaning(i))
         check_last_stride(f"{name}[{i.name!r}]", t)
         strides[i.name] = t.stride()[:-1]
-    if len(set(strides.values())) > 1:
+    if spec.keeps_ready and len(set(strides.values())) > 1:
         raise ValueError(f"{name}: all must have the same strides, got {strides}")
 
 
@@ -144,9 +161,11 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
             raise ValueError(
                 f"factors[{n}]: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the tree's rows {first.tree.lead}"
             )
+        sizes = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
         for gate in part.spec.node_gates(part.gate_mode):
-            if part.gates[gate.name].shape != v.shape[:-1]:
-                wrong_shape(f"factors[{n}].gates[{gate.name!r}]", part.gates[gate.name], tuple(v.shape[:-1]), "as v")
+            expected = tuple(v.shape[:-1]) if gate.scalar else (*v.shape[:-2], *gate.sizes(*sizes))
+            if part.gates[gate.name].shape != expected:
+                wrong_shape(f"factors[{n}].gates[{gate.name!r}]", part.gates[gate.name], expected, meaning(gate))
         name = "pool" if len(pools) == 1 else f"pool[{n}]"
         check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
         slots, heads, dv, _ = pool.shape

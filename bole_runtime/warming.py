@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import torch
 
 from bole_runtime.api import commit, verify
-from bole_runtime.backends import backend_name, torch_backend
+from bole_runtime.backends import get_backend, torch_backend
 from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
 from bole_runtime.factors import Factors
 from bole_runtime.families import RecurrenceSpec, get_family
@@ -214,7 +214,7 @@ def warmup(
         spec, key_heads, value_heads, dk, dv, max_nodes, max_nodes - 1 if max_depth is None else max_depth, dtype,
         state_dtype, gate_mode, gate_dtype or dtype, index_dtype, packed, where,
     )  # fmt: skip
-    if backend_name(where) != "triton":
+    if get_backend(where, spec).name != "triton":
         report.seconds = time.perf_counter() - started
         return report
     for profile in _as_tuple(precision):

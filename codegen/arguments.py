@@ -11,7 +11,7 @@ from typing import TypeVar
 from bole_codegen.presets import get_preset, load_presets
 from bole_codegen.search.driver import Options
 from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
-from bole_runtime.families import FAMILIES, get_family
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
 
 T = TypeVar("T")
@@ -89,7 +89,9 @@ def make_parser() -> argparse.ArgumentParser:
     for name, doc in (("hk", "key heads"), ("hv", "value heads"), ("dk", "key head dim"), ("dv", "value head dim")):
         what.add_argument(f"--{name}", type=int, metavar="N", help=f"explicit geometry: {doc}")
     buckets = parser.add_argument_group("buckets (comma-separated lists)")
-    buckets.add_argument("--families", type=_words(*FAMILIES), metavar="LIST", help=f"of {', '.join(FAMILIES)}")
+    buckets.add_argument(
+        "--families", type=_words(*KERNEL_FAMILIES), metavar="LIST", help=f"of {', '.join(KERNEL_FAMILIES)}"
+    )
     buckets.add_argument("--ops", type=_words(*OPS), default=list(OPS), metavar="LIST", help="verify,commit")
     buckets.add_argument("--nodes", type=numbers, default=[16, 32, 64], metavar="LIST", help="default 16,32,64")
     buckets.add_argument(
@@ -158,7 +160,7 @@ def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometr
     """Return (family, state type, geometry) of everything asked for."""
     explicit = {name: getattr(args, name) for name in ("hk", "hv", "dk", "dv")}
     found: list[tuple[str, str | None, Geometry]] = []
-    families = args.families or list(FAMILIES)
+    families = args.families or list(KERNEL_FAMILIES)
     if any(v is not None for v in explicit.values()):
         missing = [f"--{name}" for name, v in explicit.items() if v is None]
         if missing:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
+from bole_codegen.render import render
 from bole_codegen.report import as_json, failures_line, make_progress, results_table, write_report
 from bole_codegen.search.driver import RunResult
-from bole_codegen.search.evaluators import MeasuredEvaluator, OfflineEvaluator
+from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
+from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.pool import WorkerStartError
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
@@ -102,9 +104,10 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files) -> Sess
     options = options_of(args)
     evaluator: MeasuredEvaluator | OfflineEvaluator
     if args.offline:
-        evaluator = OfflineEvaluator(record, get_variant, args.workers, files.log)
+        evaluator = OfflineEvaluator(record, get_variant, render, args.workers, files.log)
     else:
-        evaluator = MeasuredEvaluator(record, args.devices[0], args.seed, args.workers, log=files.log)
+        locks = cache_dir() / "search"
+        evaluator = MeasuredEvaluator(record, render, args.devices, args.seed, args.workers, log=files.log, locks=locks)
     return Session(
         record=record,
         gpu=predicted_gpu(record) if args.offline else gather(record, args.devices[0]),

@@ -15,8 +15,7 @@ from pathlib import Path
 import jinja2
 
 import bole_templates
-from bole_runtime.families import get_family
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, KernelPlan
 from bole_runtime.kernels.variants import get_variant
 
@@ -94,11 +93,11 @@ def _tidy(text: str) -> str:
 
 
 @functools.lru_cache(maxsize=4096)
-def render(problem: Problem, config: Config) -> tuple[RenderedKernel, ...]:
+def render(problem: Specialisation, config: Config) -> tuple[RenderedKernel, ...]:
     """Render every kernel of a configuration, in launch order.
 
     Args:
-        problem: what the kernels are specialised for. ``work`` and ``depth`` do not change the text.
+        problem: what the kernels are specialised for.
         config: a valid configuration of one of the problem's variants.
 
     Returns:
@@ -108,7 +107,7 @@ def render(problem: Problem, config: Config) -> tuple[RenderedKernel, ...]:
     return tuple(_render_plan(problem, plan) for plan in variant.plans(problem, config))
 
 
-def _render_plan(problem: Problem, plan: KernelPlan) -> RenderedKernel:
+def _render_plan(problem: Specialisation, plan: KernelPlan) -> RenderedKernel:
     context = dict(plan.context)
     constants = context.pop("constants")
     source = _tidy(
@@ -135,7 +134,5 @@ def _render_plan(problem: Problem, plan: KernelPlan) -> RenderedKernel:
     return RenderedKernel(name, source.replace(_PLACEHOLDER, name), digest, plan)
 
 
-def _title(problem: Problem, plan: KernelPlan) -> str:
-    spec = get_family(problem.family)
-    what = plan.template.split(".")[0].replace("_", " ")
-    return f"{spec.title}: {what}, {problem.precision}."
+def _title(problem: Specialisation, plan: KernelPlan) -> str:
+    return problem.describe(plan.template.split(".")[0].replace("_", " "))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
@@ -11,6 +12,7 @@ if TYPE_CHECKING:
     import torch
 
     from bole_runtime.calls import CommitCall, VerifyCall
+    from bole_runtime.families.spec import RecurrenceSpec
 
 #: Name to module. A module has ``verify(call)``, which fills ``call.out``, and ``commit(call)``, which updates the
 #: pools.
@@ -22,16 +24,23 @@ BACKENDS: dict[str, str] = {
 
 
 class Backend(NamedTuple):
-    """The two operations of a backend."""
+    """The two operations of a backend.
+
+    ``prepare``, where a backend has it, does the host's work of a commit once: it returns a function of slots, accepted
+    nodes and actions that can be called every round.
+    """
 
     name: str
     verify: Callable[[VerifyCall], None]
     commit: Callable[[CommitCall], None]
+    prepare: Callable[[CommitCall], Callable[..., None]] | None = None
 
 
 _loaded: dict[str, Backend] = {}
 _forced: str | None = None
 _env_read = False
+#: Families that were warned about.
+_warned: set[str] = set()
 
 
 def set_backend(name: str | None) -> None:
@@ -79,14 +88,37 @@ def backend_name(device: torch.device) -> str:
     return _forced
 
 
-def get_backend(device: torch.device) -> Backend:
-    """Return the backend that serves a device; see :func:`backend_name`."""
+def get_backend(device: torch.device, spec: RecurrenceSpec | None = None) -> Backend:
+    """Return the backend that serves a device, and with ``spec`` a family; see :func:`backend_name`.
+
+    A family without kernels runs on the torch backend, with one warning a process.
+
+    Raises:
+        NotImplementedError: the family has no kernels and ``triton`` was asked for by name.
+    """
     name = backend_name(device)
+    if name == "triton" and spec is not None and not spec.kernels:
+        name = _without_kernels(spec)
     backend = _loaded.get(name)
     if backend is None:
         module = import_module(BACKENDS[name])
-        backend = _loaded[name] = Backend(name, module.verify, module.commit)
+        backend = _loaded[name] = Backend(name, module.verify, module.commit, getattr(module, "prepare_commit", None))
     return backend
+
+
+def _without_kernels(spec: RecurrenceSpec) -> str:
+    if _forced == "triton":
+        raise NotImplementedError(
+            f"recurrence: family {spec.name!r} has no Triton kernels; BOLE_BACKEND=torch serves it, and so does a "
+            "device whose backend is not forced"
+        )
+    if spec.name not in _warned:
+        _warned.add(spec.name)
+        warnings.warn(
+            f"family {spec.name!r} has no Triton kernels: it runs on the torch backend, which is correct but slow",
+            stacklevel=4,
+        )
+    return "torch"
 
 
 __all__ = ["BACKENDS", "Backend", "backend_name", "get_backend", "set_backend"]

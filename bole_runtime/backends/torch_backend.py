@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from typing import NamedTuple
 
 import torch
 
 from bole_runtime.backends.closed_form import Rows, final_state, outputs
-from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
-from bole_runtime.factors import PendingChain, capture_eager, ready_gates
+from bole_runtime.backends.torch_append import append_paths
+from bole_runtime.calls import CommitCall, CommitLayer, RowAction, VerifyCall
+from bole_runtime.factors import Factors, PendingChain, capture_eager, pending_gates, ready_gates
 from bole_runtime.families.spec import RecurrenceSpec
 
 #: Elements of the largest temporary, [requests, HV, rows, rows]; a batch is processed in slices below it.
@@ -53,24 +54,45 @@ class _Source:
         return _keep(flat[self.index], self.live, dtype)
 
 
-def _rows(
-    spec: RecurrenceSpec,
-    source: _Source,
-    k: torch.Tensor,
-    v: torch.Tensor,
-    gates: Mapping[str, torch.Tensor],
-    l2norm: bool,
-    dtype: torch.dtype,
-    skip: int,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return k, v, log-decay and beta of a segment; the first ``skip`` dimensions of the inputs are flattened into
-    rows."""
+class _Segment(NamedTuple):
+    """Inputs of the pending chains, or of the nodes: k, v, ready node gates and per-head parameters, by name."""
 
-    def take(x: torch.Tensor, to: torch.dtype) -> torch.Tensor:
-        return source.take(x.flatten(0, skip - 1), to)
+    tensors: dict[str, torch.Tensor]
+    #: Leading dimensions that make up the rows.
+    skip: int
 
-    keys = _normalised(take(k, k.dtype), spec.l2norm_eps, l2norm, dtype)
-    return keys, take(v, dtype), take(gates["g"], torch.float64), take(gates["beta"], dtype)
+    @classmethod
+    def of_nodes(cls, call: VerifyCall | Factors) -> _Segment:
+        options = call.options
+        gates = ready_gates(call.spec, call.gates, call.gate_mode, call.beta_scale, options)
+        return cls({"k": call.k, "v": call.v, **gates}, call.k.dim() - 2)
+
+    @classmethod
+    def of_pending(cls, call: VerifyCall | Factors) -> _Segment | None:
+        pending = call.pending
+        if pending is None:
+            return None
+        mode, gates = pending_gates(call.spec, pending, call.gates, call.gate_mode)
+        gates = ready_gates(call.spec, gates, mode, call.beta_scale, call.options)
+        return cls({"k": pending.k, "v": pending.v, **gates}, 2)
+
+
+def _inputs(
+    spec: RecurrenceSpec, source: _Source, segment: _Segment, l2norm: bool, dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return the inputs of a segment's rows, [requests, rows, ...]; per-head parameters as they are."""
+    made: dict[str, torch.Tensor] = {}
+    for name, x in segment.tensors.items():
+        declared = spec.by_name[name]
+        if declared.shape[0] != "node":
+            made[name] = x.to(dtype)
+            continue
+        flat = x.flatten(0, segment.skip - 1)
+        if name in spec.normed:
+            made[name] = _normalised(source.take(flat, flat.dtype), spec.l2norm_eps, l2norm, dtype)
+        else:
+            made[name] = source.take(flat, torch.float64 if declared is spec.log_decay else dtype)
+    return made
 
 
 def _pending_source(pending: PendingChain, slots: torch.Tensor, ok: torch.Tensor) -> _Source:
@@ -84,20 +106,25 @@ def _pending_source(pending: PendingChain, slots: torch.Tensor, ok: torch.Tensor
 
 
 def _join(
-    first: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor] | None,
-    second: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    spec: RecurrenceSpec,
+    first: dict[str, torch.Tensor] | None,
+    second: dict[str, torch.Tensor],
     live: torch.Tensor | None,
     mask: torch.Tensor,
+    heads: int,
 ) -> Rows:
     """Put the pending rows in front of the rows of the tree, as a chain of ancestors of every live row."""
     if first is None or live is None:
-        return Rows(*second, mask)
+        return Rows(second, mask, heads)
     cap, nodes = live.shape[1], mask.shape[1]
     chain = torch.ones(cap, cap, dtype=torch.bool, device=mask.device).tril() & live.unsqueeze(2) & live.unsqueeze(1)
     above = mask.any(-1).unsqueeze(2) & live.unsqueeze(1)
     top = torch.cat((chain, mask.new_zeros(mask.shape[0], cap, nodes)), 2)
-    both = [torch.cat(pair, 1) for pair in zip(first, second, strict=True)]
-    return Rows(both[0], both[1], both[2], both[3], torch.cat((top, torch.cat((above, mask), 2)), 1))
+    both = {
+        name: torch.cat((first[name], x), 1) if spec.by_name[name].shape[0] == "node" else x
+        for name, x in second.items()
+    }
+    return Rows(both, torch.cat((top, torch.cat((above, mask), 2)), 1), heads)
 
 
 def _states(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -113,29 +140,27 @@ def verify(call: VerifyCall) -> None:
     dtype = _compute_dtype(call.q, call.state)
     heads = call.v.shape[-2]
     skip = call.q.dim() - 2
-    gates = ready_gates(spec, call.gates, call.gate_mode, call.beta_scale)
+    nodes, ring = _Segment.of_nodes(call), _Segment.of_pending(call)
     slots = call.slots.long()
     ok = (slots >= 0) & (slots < call.state.shape[0])
     index, live = tree.rows()
     live = live & ok.unsqueeze(1)
     mask = tree.mask() & live.unsqueeze(2)
-    pending_gates = None if pending is None else ready_gates(spec, pending.gates, "ready", 1.0)
     rows = tree.max_nodes + (0 if pending is None else pending.capacity)
     result = torch.zeros(tree.max_total + 1, *call.v.shape[skip:], dtype=dtype, device=call.v.device)
     # Rows that are not live land in one extra row, which is dropped.
     target = torch.where(live, index, tree.max_total)
     for part in _slices(tree.max_batch, heads, rows):
         source = _Source(index[part], live[part])
-        own = _rows(spec, source, call.k, call.v, gates, call.qk_l2norm, dtype, skip)
+        own = _inputs(spec, source, nodes, call.qk_l2norm, dtype)
         chain = chain_live = None
-        if pending is not None and pending_gates is not None:
-            ring = _pending_source(pending, slots[part], ok[part])
-            chain = _rows(spec, ring, pending.k, pending.v, pending_gates, call.qk_l2norm, dtype, 2)
-            chain_live = ring.live
+        if pending is not None and ring is not None:
+            tokens = _pending_source(pending, slots[part], ok[part])
+            chain, chain_live = _inputs(spec, tokens, ring, call.qk_l2norm, dtype), tokens.live
         q = source.take(call.q.flatten(0, skip - 1), call.q.dtype)
         q = _normalised(q, spec.l2norm_eps, call.qk_l2norm, dtype) * call.scale
         state = _states(call.state, slots[part], ok[part], dtype)
-        out = outputs(spec, _join(chain, own, chain_live, mask[part]), q, state)
+        out = outputs(spec, _join(spec, chain, own, chain_live, mask[part], heads), q, state)
         result[target[part]] = out
     call.out.copy_(result[:-1].reshape(call.out.shape))
     capture_eager(call)
@@ -159,23 +184,37 @@ def commit(call: CommitCall) -> None:
     # Compact the nodes of each path, in order, into the first columns; the rest goes to a column that is dropped.
     position = torch.where(path, path.long().cumsum(-1) - 1, longest).clamp(max=longest)
     compact = index.new_zeros(tree.max_batch, longest + 1).scatter_(1, position, index)[:, :longest]
+    flush = torch.zeros_like(chosen)
+    if call.actions is not None:
+        append_paths(call, compact, length, chosen & (call.actions == RowAction.APPEND))
+        flush = call.actions == RowAction.FLUSH
+        chosen = chosen & (call.actions == RowAction.COMMIT)
+        length = torch.where(flush, 0, length)
     for layer in call.layers:
-        _commit_layer(call, layer, compact, length, chosen)
+        _commit_layer(call, layer, compact, length, chosen, flush)
 
 
 def _commit_layer(
-    call: CommitCall, layer: CommitLayer, compact: torch.Tensor, length: torch.Tensor, chosen: torch.Tensor
+    call: CommitCall,
+    layer: CommitLayer,
+    compact: torch.Tensor,
+    length: torch.Tensor,
+    chosen: torch.Tensor,
+    flush: torch.Tensor,
 ) -> None:
     pool, factors = layer.pool, layer.factors
     if pool.shape[0] == 0:
         return
     spec, pending = call.spec, factors.pending
     dtype = _compute_dtype(factors.k, pool)
-    skip = factors.k.dim() - 2
+    heads = pool.shape[1]
     slots = call.slots.long()
-    ok = chosen & (slots >= 0) & (slots < pool.shape[0])
-    gates = ready_gates(spec, factors.gates, factors.gate_mode, factors.beta_scale)
-    pending_gates = None if pending is None else ready_gates(spec, pending.gates, "ready", 1.0)
+    inside = (slots >= 0) & (slots < pool.shape[0])
+    chain_length = torch.zeros_like(slots)
+    if pending is not None:
+        chain_length = pending.length[torch.where(inside, slots, 0)].long().clamp(0, pending.capacity)
+    ok = inside & (chosen | (flush & (chain_length > 0)))
+    nodes, ring = _Segment.of_nodes(factors), _Segment.of_pending(factors)
     longest = compact.shape[1]
     live = (torch.arange(longest, device=pool.device) < length.unsqueeze(1)) & ok.unsqueeze(1)
     chain_mask = torch.ones(longest, longest, dtype=torch.bool, device=pool.device).tril() & live.unsqueeze(2)
@@ -183,14 +222,14 @@ def _commit_layer(
     new = torch.empty(slots.shape[0], *pool.shape[1:], dtype=pool.dtype, device=pool.device)
     for part in _slices(slots.shape[0], pool.shape[1], longest + shift):
         source = _Source(compact[part], live[part])
-        own = _rows(spec, source, factors.k, factors.v, gates, factors.qk_l2norm, dtype, skip)
+        own = _inputs(spec, source, nodes, factors.qk_l2norm, dtype)
         chain = chain_live = None
-        if pending is not None and pending_gates is not None:
-            ring = _pending_source(pending, slots[part], ok[part])
-            chain = _rows(spec, ring, pending.k, pending.v, pending_gates, factors.qk_l2norm, dtype, 2)
-            chain_live = ring.live
-        rows = _join(chain, own, chain_live, chain_mask[part])
-        last = shift + (length[part] - 1).clamp(min=0)
+        if pending is not None and ring is not None:
+            tokens = _pending_source(pending, slots[part], ok[part])
+            chain, chain_live = _inputs(spec, tokens, ring, factors.qk_l2norm, dtype), tokens.live
+        rows = _join(spec, chain, own, chain_live, chain_mask[part], heads)
+        # Of a flush, the last token of the chain.
+        last = torch.where(flush[part], chain_length[part] - 1, shift + length[part] - 1).clamp(min=0)
         state = _states(pool, slots[part], ok[part], dtype)
         new[part] = final_state(spec, rows, last, state).to(pool.dtype)
     _store(pool, slots, ok, new)

@@ -110,7 +110,7 @@ def tree_conv(
     if out is None:
         out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
     else:
-        named = (("x", x), ("weight", weight), ("state", state))
+        named: tuple[tuple[str, torch.Tensor], ...] = (("x", x), ("weight", weight), ("state", state))
         if bias is not None:
             named = (*named, ("bias", bias))
         if factors is not None:

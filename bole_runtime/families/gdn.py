@@ -9,19 +9,17 @@ from collections.abc import Mapping
 
 import torch
 
-from bole_runtime.families.spec import DATA_DTYPES, InputSpec, RecurrenceSpec
+from bole_runtime.families.activations import softplus
+from bole_runtime.families.shared import QKV, node_gate, option, parameter
+from bole_runtime.families.spec import RecurrenceSpec
 
-_GATE = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
-
-def _to_ready(gates: Mapping[str, torch.Tensor], beta_scale: float) -> dict[str, torch.Tensor]:
+def _from_raw(gates: Mapping[str, torch.Tensor], options: Mapping[str, float]) -> dict[str, torch.Tensor]:
     """Return g and beta in float64 from a, b, A_log and dt_bias."""
-    x = gates["a"].double() + gates["dt_bias"].double()
-    # Stable without a threshold: log(1 + e^x) = max(x, 0) + log1p(e^-|x|).
-    softplus = x.clamp(min=0) + torch.log1p(torch.exp(-x.abs()))
+    rate = torch.exp(gates["A_log"].double())
     return {
-        "g": -torch.exp(gates["A_log"].double()) * softplus,
-        "beta": beta_scale * torch.sigmoid(gates["b"].double()),
+        "g": -rate * softplus(gates["a"].double() + gates["dt_bias"].double()),
+        "beta": options["beta_scale"] * torch.sigmoid(gates["b"].double()),
     }
 
 
@@ -34,16 +32,19 @@ GDN = RecurrenceSpec(
     l2norm_eps=1e-6,
     scale="rsqrt_dk",
     inputs=(
-        InputSpec("q", ("node", "HK", "dk"), DATA_DTYPES, "query", "both", None, "queries"),
-        InputSpec("k", ("node", "HK", "dk"), DATA_DTYPES, "key", "both", None, "keys"),
-        InputSpec("v", ("node", "HV", "dv"), DATA_DTYPES, "value", "both", None, "values"),
-        InputSpec("g", ("node", "HV"), _GATE, "log_decay", "ready", None, "log-decay, at most 0"),
-        InputSpec("beta", ("node", "HV"), _GATE, "write_gate", "ready", None, "write gate"),
-        InputSpec("a", ("node", "HV"), _GATE, "log_decay", "raw", None, "g = -exp(A_log) softplus(a + dt_bias)"),
-        InputSpec("b", ("node", "HV"), _GATE, "write_gate", "raw", None, "beta = beta_scale sigmoid(b)"),
-        InputSpec("A_log", ("HV",), _GATE, "parameter", "raw", None, "log of the decay rate of a head"),
-        InputSpec("dt_bias", ("HV",), _GATE, "parameter", "raw", None, "bias of a"),
-        InputSpec("beta_scale", (), (), "option", "raw", 1.0, "factor of sigmoid(b); 2.0 allows negative eigenvalues"),
+        *QKV,
+        node_gate("g", "log_decay", "ready", "log-decay, at most 0"),
+        node_gate("beta", "write_gate", "ready", "write gate"),
+        node_gate("a", "log_decay", "raw", "g = -exp(A_log) softplus(a + dt_bias)"),
+        node_gate("b", "write_gate", "raw", "beta = beta_scale sigmoid(b)"),
+        parameter("A_log", "raw", "log of the decay rate of a head"),
+        parameter("dt_bias", "raw", "bias of a"),
+        option("beta_scale", "raw", 1.0, "factor of sigmoid(b); 2.0 allows negative eigenvalues"),
     ),
-    to_ready=_to_ready,
+    make_ready={"raw": _from_raw},
+    erase_key=("k", "beta"),
+    erase_write=("k",),
+    write_key=("k",),
+    write_value=("v", "beta"),
+    kernels=True,
 )

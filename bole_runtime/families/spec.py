@@ -1,24 +1,32 @@
-"""Recurrence families as data: what a family takes, how its state decays and what an update erases."""
+"""Recurrence families as data: what a family takes, how its state decays, what an update erases and writes."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Literal
 
 import torch
+
+from bole_runtime.families.declaration import check_declaration
 
 #: How the committed state is scaled at each node: not at all, by a constant a head, by one gate a head, by one a key
 #: channel.
 Decay = Literal["none", "head", "scalar", "channel"]
 #: What an update subtracts: nothing, what the decayed state predicts, what the state before decay predicts.
 Erase = Literal["none", "decayed", "undecayed"]
+#: Which state a node reads: its own, or that of its parent, before decay and update.
+Output = Literal["after", "before"]
 Scale = Literal["rsqrt_dk", "one"]
-#: ``both`` marks an input of every gate mode.
-InputMode = Literal["both", "ready", "raw"]
+#: Names of inputs that are multiplied, broadcast over dimensions that one of them lacks.
+Product = tuple[str, ...]
+#: ``make_ready(tensors, options)`` returns the ready gates of a mode in float64.
+MakeReady = Callable[[Mapping[str, torch.Tensor], Mapping[str, float]], dict[str, torch.Tensor]]
 
 #: Element types of q, k, v and of a state pool. float64 is for the torch and reference backends only.
 DATA_DTYPES: tuple[torch.dtype, ...] = (torch.bfloat16, torch.float16, torch.float32, torch.float64)
+#: Element types of everything else that is given per node or per head.
+GATE_DTYPES: tuple[torch.dtype, ...] = (torch.float32, torch.bfloat16, torch.float16, torch.float64)
 
 
 @dataclass(frozen=True)
@@ -27,12 +35,14 @@ class InputSpec:
 
     Attributes:
         name: name in the call (``q``) or in ``gates`` (``beta``).
-        shape: symbolic dimensions. ``node`` stands for the leading dimensions of the tree, [B, N] or [T]; an empty
-            shape is a Python float.
-        dtypes: accepted element types.
-        role: ``query``, ``key``, ``value``, ``log_decay``, ``write_gate``, ``parameter`` or ``option``.
-        mode: gate mode that takes it.
-        default: value when it is left out; None makes it required.
+        shape: symbolic dimensions. ``node`` stands for the leading dimensions of the tree, [B, N] or [T], then
+            ``HK`` or ``HV``, then ``dk`` or ``dv`` for a vector. Without ``node``: a parameter a head. Empty: a
+            Python float.
+        dtypes: accepted element types; empty for a float.
+        role: ``query``, ``key``, ``value``, ``log_decay`` (the ready one is the decay; raw inputs may have the role
+            too), ``write_gate``, ``erase_gate``, ``erase_key``, ``erase_write``, ``parameter`` or ``option``.
+        mode: gate mode that takes it, or ``both`` for every one.
+        default: value of a float that is left out. Any number makes a parameter optional. None makes it required.
         doc: one line for people.
     """
 
@@ -40,26 +50,51 @@ class InputSpec:
     shape: tuple[str, ...]
     dtypes: tuple[torch.dtype, ...]
     role: str
-    mode: InputMode
+    mode: str
     default: float | None
     doc: str
+    #: Whether it is one value a node and value head, the usual gate; and one value a value head, the usual parameter.
+    scalar: bool = field(init=False, repr=False, compare=False)
+    per_head: bool = field(init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "scalar", self.shape == ("node", "HV"))
+        object.__setattr__(self, "per_head", self.shape == ("HV",))
+
+    def sizes(self, heads: tuple[int, int], dims: tuple[int, int]) -> tuple[int, ...]:
+        """Return its dimensions after ``node`` for (HK, HV) and (dk, dv)."""
+        known = {"HK": heads[0], "HV": heads[1], "dk": dims[0], "dv": dims[1]}
+        return tuple(known[d] for d in self.shape if d != "node")
 
 
 @dataclass(frozen=True)
 class RecurrenceSpec:
-    """A recurrence family of the form of DESIGN section 2.
+    """A recurrence family, per value head, with S_p the state of the parent:
+
+        S_i = D_i o S_p + e_i b_i^T + r_i w_i^T        e_i = -(D'_i o S_p) f_i        o_i = S_i q_i + skip
+
+    Validation, factors, the torch closed form, the renderer and the docs read this declaration.
 
     Attributes:
         name: identifier in tables and in ``verify(recurrence=...)``.
         title: name for people.
-        decay: see :data:`Decay`.
+        decay: see :data:`Decay`. D_i is e to the ready input of role ``log_decay``.
         erase: see :data:`Erase`.
-        qk_l2norm: whether q and k are l2-normalised by default, ``x / sqrt(sum x^2 + eps)``.
+        qk_l2norm: whether ``normed`` inputs are l2-normalised by default, ``x / sqrt(sum x^2 + eps)``.
         l2norm_eps: eps, inside the root.
         scale: default factor of q, ``dk ** -0.5`` or 1.
         inputs: every input, q, k and v first.
-        to_ready: turns the raw gates and parameters of a call into ready ones, in float64: ``to_ready(gates,
-            beta_scale)``.
+        make_ready: for each raw gate mode, the function that turns its tensors and floats into the ready gates.
+        erase_key: f, a product of inputs.
+        erase_write: b, a product. Equal to ``write_key`` for a delta rule: both updates are then one, of rank one.
+        erase_sign: -1.0, or +1.0 where the published f has the other sign.
+        write_key: w, a product.
+        write_value: r, a product.
+        skip: a product that is added to the output; empty for none. Left out of a call that lacks an optional factor.
+        output: see :data:`Output`.
+        normed: the inputs that ``qk_l2norm`` is about.
+        kernels: whether Triton kernels exist; the triton backend leaves other families to the torch backend, or
+            refuses them when it was asked for by name.
     """
 
     name: str
@@ -70,9 +105,24 @@ class RecurrenceSpec:
     l2norm_eps: float
     scale: Scale
     inputs: tuple[InputSpec, ...]
-    to_ready: Callable[[Mapping[str, torch.Tensor], float], dict[str, torch.Tensor]] = field(compare=False, repr=False)
+    make_ready: Mapping[str, MakeReady] = field(default_factory=dict, compare=False, repr=False)
+    erase_key: Product = ()
+    erase_write: Product = ()
+    erase_sign: float = -1.0
+    write_key: Product = ("k",)
+    write_value: Product = ("v",)
+    skip: Product = ()
+    output: Output = "after"
+    normed: tuple[str, ...] = ("q", "k")
+    kernels: bool = False
     # Derived once: the hot path of verify() reads these. Gate modes, and the gate names each mode needs and may take.
     modes: tuple[str, ...] = field(init=False)
+    #: Whether factors and pending chains hold ready gates (a value a head) or the gates of the call, which are
+    #: smaller where gates are vectors.
+    keeps_ready: bool = field(init=False)
+    #: The ready input that decays the state, or None.
+    log_decay: InputSpec | None = field(init=False, compare=False, repr=False)
+    by_name: Mapping[str, InputSpec] = field(init=False, compare=False, repr=False)
     required: Mapping[str, frozenset[str]] = field(init=False, compare=False, repr=False)
     allowed: Mapping[str, frozenset[str]] = field(init=False, compare=False, repr=False)
     _node_gates: Mapping[str, tuple[InputSpec, ...]] = field(init=False, compare=False, repr=False)
@@ -81,25 +131,27 @@ class RecurrenceSpec:
 
     def __post_init__(self) -> None:
         gates = [i for i in self.inputs if i.name not in ("q", "k", "v")]
-        modes = tuple(dict.fromkeys(i.mode for i in gates if i.mode != "both"))
-
-        def of(mode: str, want: Any) -> tuple[InputSpec, ...]:
-            return tuple(i for i in gates if i.mode in (mode, "both") and want(i))
-
+        modes = tuple(dict.fromkeys(("ready", *(i.mode for i in gates if i.mode != "both"))))
+        of = {m: tuple(i for i in gates if i.mode in (m, "both")) for m in modes}
+        decays = [i for i in of["ready"] if i.role == "log_decay"]
         set_ = object.__setattr__
         set_(self, "modes", modes)
-        set_(self, "required", {m: frozenset(i.name for i in of(m, lambda i: i.default is None)) for m in modes})
-        set_(self, "allowed", {m: frozenset(i.name for i in of(m, lambda i: True)) for m in modes})
-        set_(self, "_node_gates", {m: of(m, lambda i: i.shape[:1] == ("node",)) for m in modes})
-        set_(self, "_parameters", {m: of(m, lambda i: i.shape and i.shape[0] != "node") for m in modes})
-        set_(self, "_options", {m: of(m, lambda i: not i.shape) for m in modes})
+        set_(self, "by_name", {i.name: i for i in self.inputs})
+        set_(self, "required", {m: frozenset(i.name for i in of[m] if i.default is None) for m in modes})
+        set_(self, "allowed", {m: frozenset(i.name for i in of[m]) for m in modes})
+        set_(self, "_node_gates", {m: tuple(i for i in of[m] if i.shape[:1] == ("node",)) for m in modes})
+        set_(self, "_parameters", {m: tuple(i for i in of[m] if i.shape and i.shape[0] != "node") for m in modes})
+        set_(self, "_options", {m: tuple(i for i in of[m] if not i.shape) for m in modes})
+        set_(self, "log_decay", decays[0] if decays else None)
+        set_(self, "keeps_ready", all(i.scalar for i in self._node_gates["ready"]))
+        check_declaration(self)
 
     def gates(self, mode: str) -> tuple[InputSpec, ...]:
         """Return everything that ``gates`` may hold in a mode."""
         return self._node_gates[mode] + self._parameters[mode] + self._options[mode]
 
     def node_gates(self, mode: str) -> tuple[InputSpec, ...]:
-        """Return the gates given per node and head in a mode, e.g. ``g`` and ``beta``."""
+        """Return the gates given per node in a mode, e.g. ``g`` and ``beta``."""
         return self._node_gates[mode]
 
     def parameters(self, mode: str) -> tuple[InputSpec, ...]:
@@ -109,6 +161,22 @@ class RecurrenceSpec:
     def options(self, mode: str) -> tuple[InputSpec, ...]:
         """Return the float options of a mode, e.g. ``beta_scale``."""
         return self._options[mode]
+
+    def mode_of(self, names: Mapping[str, object]) -> str | None:
+        """Return the gate mode that a call with these names in ``gates`` has, or None."""
+        for mode in self.modes:
+            if self.required[mode] <= names.keys() <= self.allowed[mode]:
+                return mode
+        return None
+
+    def kept_mode(self, mode: str) -> str:
+        """Return the gate mode of capture buffers and pending chains of calls in ``mode``."""
+        return "ready" if self.keeps_ready else mode
+
+    @property
+    def merged(self) -> bool:
+        """Whether erased and written parts have one key, so that an update has rank one."""
+        return self.erase == "none" or self.erase_write == self.write_key
 
     def default_scale(self, dk: int) -> float:
         """Return the default factor of q."""

@@ -125,6 +125,7 @@ def commit_arguments(problem: Problem, table: bool) -> tuple[Argument, ...]:
     return (
         *((Argument("layers_ptr", "table"),) if table else commit_pointers(problem)),
         *_pointers("index", "slots_ptr", "accepted_ptr"),
+        *(_pointers("i32", "actions_ptr", optional=True) if problem.pending else ()),
         *_pointers("i32", "words_ptr"),
         *_pointers("i32", "offsets_ptr", optional=True),
         *(a for a in _pending(problem) if a.kind in ("int", "stride")),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Problem, Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits
 from bole_runtime.kernels.variants import all_variants, get_variant
 
 
-def default_config(problem: Problem, gpu: GpuLimits) -> Config:
+def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
     """Return the configuration to run without a measurement.
 
     Few heads are a matter of latency: one launch. With many heads, an R that costs much is made better in a kernel of
@@ -17,14 +17,7 @@ def default_config(problem: Problem, gpu: GpuLimits) -> Config:
     Raises:
         ValueError: no variant can serve the problem, with each one's reason.
     """
-    order = [v.name for v in all_variants(problem.op)]
-    heavy = problem.precision == "lossless" or problem.nodes + problem.pending > 32
-    if problem.op == "verify" and heavy and problem.work >= 4 * gpu.sms:
-        order = ["two_stage", *(n for n in order if n != "two_stage")]
-    if problem.op == "verify" and problem.nodes + problem.pending > 128:
-        order = ["chunked", *(n for n in order if n != "chunked")]
-    if problem.op == "commit" and problem.pending > 16:
-        order = ["path", *(n for n in order if n != "path")]
+    order = _order(problem, gpu) if isinstance(problem, Problem) else [v.name for v in all_variants(problem.op)]
     reasons = []
     for name in order:
         variant = get_variant(problem.op, name)
@@ -36,3 +29,15 @@ def default_config(problem: Problem, gpu: GpuLimits) -> Config:
                 return config
         reasons.append(f"{name}: {reason}")
     raise ValueError(f"no variant serves {problem.key()}: " + "; ".join(reasons))
+
+
+def _order(problem: Problem, gpu: GpuLimits) -> list[str]:
+    order = [v.name for v in all_variants(problem.op)]
+    heavy = problem.precision == "lossless" or problem.nodes + problem.pending > 32
+    if problem.op == "verify" and heavy and problem.work >= 4 * gpu.sms:
+        order = ["two_stage", *(n for n in order if n != "two_stage")]
+    if problem.op == "verify" and problem.nodes + problem.pending > 128:
+        order = ["chunked", *(n for n in order if n != "chunked")]
+    if problem.op == "commit" and problem.pending > 16:
+        order = ["path", *(n for n in order if n != "path")]
+    return order

@@ -18,7 +18,7 @@ from typing import Any
 
 from bole_runtime.families import get_family
 from bole_runtime.kernels.arguments import usual_gate_dtypes
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Problem, Specialisation
 from bole_runtime.kernels.space import Config, KernelPlan
 from bole_runtime.kernels.variants import get_variant
 
@@ -114,12 +114,13 @@ def _is_of(path: Path, plan: KernelPlan) -> bool:
 
 
 @functools.lru_cache(maxsize=4096)
-def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
+def _load(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
     plans = get_variant(problem.op, config.variant).plans(problem, config)
     shipped = _shipped()
     # Names of kernels tell everything but the normalisation and the types of the gates, which tables take as usual.
-    usual = problem.qk_l2norm == get_family(problem.family).qk_l2norm and (
-        problem.gate_dtypes in ((), usual_gate_dtypes(problem))
+    usual = not isinstance(problem, Problem) or (
+        problem.qk_l2norm == get_family(problem.family).qk_l2norm
+        and problem.gate_dtypes in ((), usual_gate_dtypes(problem))
     )
     if (
         usual
@@ -145,7 +146,7 @@ def _load(problem: Problem, config: Config, names: tuple[str, ...]) -> tuple[Loa
     return tuple(kernels)
 
 
-def load(problem: Problem, config: Config, names: tuple[str, ...] = ()) -> tuple[LoadedKernel, ...]:
+def load(problem: Specialisation, config: Config, names: tuple[str, ...] = ()) -> tuple[LoadedKernel, ...]:
     """Return the kernels of a configuration, in launch order.
 
     Args:
@@ -156,5 +157,5 @@ def load(problem: Problem, config: Config, names: tuple[str, ...] = ()) -> tuple
     Raises:
         RuntimeError: nothing shipped fits and bole_codegen is not installed.
     """
-    # Work and depth do not shape the text: one load serves every bucket.
-    return _load(problem.replace(work=1, depth=problem.nodes), config, names)
+    # One load serves every bucket that does not shape the text.
+    return _load(problem.for_text(), config, names)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
+from typing import Protocol
 
 #: Node capacities a table has entries for. A tree of N nodes uses the nearest bucket upward.
 NODE_BUCKETS: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
@@ -39,9 +40,36 @@ def work_bucket(batch: int, value_heads: int) -> int:
     return 1 << (work - 1).bit_length()
 
 
+class Specialisation(Protocol):
+    """What variants, loader and renderer know of any kind of problem. Hashable: choices are remembered."""
+
+    def __hash__(self) -> int: ...
+
+    @property
+    def op(self) -> str:
+        """Operation: what the variants are looked up under."""
+
+    @property
+    def in_dtype(self) -> str:
+        """Element type of the inputs."""
+
+    @property
+    def state_dtype(self) -> str:
+        """Element type of the state pool."""
+
+    def key(self) -> str:
+        """Return the table key: every field that an entry is stored under, in a fixed order."""
+
+    def for_text(self) -> Specialisation:
+        """Return the problem without what only chooses among kernels: equal ones have the same kernels."""
+
+    def describe(self, kernel: str) -> str:
+        """Return one line for people about a kernel, which the template names."""
+
+
 @dataclass(frozen=True, order=True)
 class Problem:
-    """One specialisation of one operation.
+    """One specialisation of a verification or a recurrent commit.
 
     Attributes:
         op: ``verify`` or ``commit``.
@@ -84,6 +112,16 @@ class Problem:
             f"{self.op}/{self.family}/dk{self.dk}-dv{self.dv}-g{self.group}/{self.in_dtype}-s{self.state_dtype}"
             f"/{self.gate_mode}/{self.precision}/n{self.nodes}-d{self.depth}-p{self.pending}-w{self.work}"
         )
+
+    def for_text(self) -> Problem:
+        """Return the problem without what only chooses among kernels; see :class:`Specialisation`."""
+        return self.replace(work=1, depth=self.nodes)
+
+    def describe(self, kernel: str) -> str:
+        """Return one line for people about a kernel."""
+        from bole_runtime.families import get_family
+
+        return f"{get_family(self.family).title}: {kernel}, {self.precision}."
 
     def replace(self, **changes: object) -> Problem:
         """Return a copy with some fields changed."""

@@ -8,7 +8,7 @@ from itertools import product
 from typing import Any
 
 from bole_runtime.kernels.arguments import Argument
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 
 Value = int | str | bool
 
@@ -101,27 +101,28 @@ class Variant:
 
     Attributes:
         name: unique identifier, e.g. ``fused``.
-        op: ``verify`` or ``commit``.
+        op: the operation, e.g. ``verify``.
         doc: one line for people.
         params: declared tile parameters, in a fixed order.
         applies: reason this variant cannot serve a problem, or None.
         check: reason a complete assignment is invalid for a problem on a GPU, or None. Called after ``applies``.
         default: the analytic default for a problem on a GPU.
         plans: kernels of a configuration, in launch order.
-        grids: launch grid of each kernel for a batch and a number of value heads.
-        workspace: fp32 elements of the two scratch buffers for a batch and a number of value heads.
+        grids: launch grid of each kernel for a batch and a number of value heads (of a convolution: channels).
+        workspace: fp32 elements of the two scratch buffers, for the same.
     """
 
     name: str
     op: str
     doc: str
     params: tuple[Param, ...]
-    applies: Callable[[Problem], str | None]
-    check: Callable[[Problem, Config, GpuLimits], str | None]
-    default: Callable[[Problem, GpuLimits], Config]
-    plans: Callable[[Problem, Config], tuple[KernelPlan, ...]]
-    grids: Callable[[Problem, Config, int, int], tuple[tuple[int, ...], ...]]
-    workspace: Callable[[Problem, Config, int, int], tuple[int, int]]
+    # The problems of an operation are of one class, which its variants know.
+    applies: Callable[[Any], str | None]
+    check: Callable[[Any, Config, GpuLimits], str | None]
+    default: Callable[[Any, GpuLimits], Config]
+    plans: Callable[[Any, Config], tuple[KernelPlan, ...]]
+    grids: Callable[[Any, Config, int, int], tuple[tuple[int, ...], ...]]
+    workspace: Callable[[Any, Config, int, int], tuple[int, int]]
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """Build a Config, checking names and values against the declaration.
@@ -142,13 +143,13 @@ class Variant:
             items.append((p.name, value))
         return Config(self.name, tuple(items))
 
-    def reason(self, problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    def reason(self, problem: Specialisation, config: Config, gpu: GpuLimits) -> str | None:
         """Return why ``config`` cannot serve ``problem`` on ``gpu``, or None when it can."""
         if problem.op != self.op:
             return f"variant {self.name!r} serves {self.op!r}, not {problem.op!r}"
         return self.applies(problem) or self.check(problem, config, gpu)
 
-    def enumerate(self, problem: Problem, gpu: GpuLimits) -> Iterator[Config]:
+    def enumerate(self, problem: Specialisation, gpu: GpuLimits) -> Iterator[Config]:
         """Yield every valid configuration, in declaration order."""
         if problem.op != self.op or self.applies(problem) is not None:
             return

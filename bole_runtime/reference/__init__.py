@@ -2,6 +2,6 @@
 
 from __future__ import annotations
 
-from bole_runtime.reference.sequential import commit_sequential, verify_sequential
+from bole_runtime.reference.sequential import commit_sequential, flush_sequential, verify_sequential
 
-__all__ = ["commit_sequential", "verify_sequential"]
+__all__ = ["commit_sequential", "flush_sequential", "verify_sequential"]

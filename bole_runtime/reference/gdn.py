@@ -6,17 +6,20 @@ from collections.abc import Mapping
 
 import torch
 
+from bole_runtime.reference.gates import cast, outer, read, sigmoid, softplus
+
 
 def ready_gates(
-    gates: Mapping[str, torch.Tensor], mode: str, beta_scale: float, dtype: torch.dtype
+    gates: Mapping[str, torch.Tensor], mode: str, options: Mapping[str, float], dtype: torch.dtype
 ) -> dict[str, torch.Tensor]:
     """Return g and beta in ``dtype``, computed in that dtype from raw gates when ``mode`` is ``raw``."""
-    gates = {name: t.to(dtype) for name, t in gates.items()}
+    x = cast(gates, dtype)
     if mode == "ready":
-        return {"g": gates["g"], "beta": gates["beta"]}
-    x = gates["a"] + gates["dt_bias"]
-    softplus = torch.logaddexp(x, torch.zeros_like(x))
-    return {"g": -gates["A_log"].exp() * softplus, "beta": beta_scale / (1 + torch.exp(-gates["b"]))}
+        return x
+    return {
+        "g": -x["A_log"].exp() * softplus(x["a"] + x["dt_bias"]),
+        "beta": options["beta_scale"] * sigmoid(x["b"]),
+    }
 
 
 def step(
@@ -36,5 +39,5 @@ def step(
     """
     state = gates["g"].exp()[:, None, None] * state
     u = gates["beta"][:, None] * (v - (state @ k[:, :, None])[:, :, 0])
-    state = state + u[:, :, None] * k[:, None, :]
-    return state, None if q is None else (state @ q[:, :, None])[:, :, 0]
+    state = state + outer(u, k)
+    return state, read(state, q)

@@ -6,21 +6,24 @@ from collections.abc import Mapping
 
 import torch
 
-from bole_runtime.factors import Factors, PendingChain
+from bole_runtime.factors import Factors, PendingChain, pending_gates
 from bole_runtime.families import RecurrenceSpec, get_family, get_reference
 from bole_runtime.tree import TreeBatch
 
 
-def _normalised(x: torch.Tensor, eps: float, heads: int, l2norm: bool, dtype: torch.dtype) -> torch.Tensor:
-    """Return [..., heads, dk] in ``dtype``: l2-normalised if asked, each key head repeated for its value heads."""
-    x = x.to(dtype)
-    if l2norm:
-        x = x / (x.square().sum(-1, keepdim=True) + eps).sqrt()
-    return x.repeat_interleave(heads // x.shape[-2], dim=-2)
+def _normalised(x: torch.Tensor, eps: float, l2norm: bool) -> torch.Tensor:
+    return x / (x.square().sum(-1, keepdim=True) + eps).sqrt() if l2norm else x
+
+
+def _options(spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor | float]) -> dict[str, float]:
+    return {i.name: float(gates.get(i.name, i.default)) for i in spec.options(mode)}  # type: ignore[arg-type]
 
 
 class _Tokens:
-    """Normalised rows of a segment, flattened to [rows, HV, d], and the step over one of them."""
+    """Rows of a segment, flattened to [rows, HV, ...], and the step over one of them.
+
+    Vectors that the family normalises are normalised, and those of a key head repeated for its value heads.
+    """
 
     def __init__(
         self,
@@ -30,23 +33,32 @@ class _Tokens:
         v: torch.Tensor,
         gates: Mapping[str, torch.Tensor],
         mode: str,
-        beta_scale: float,
+        options: Mapping[str, float],
         l2norm: bool,
         dtype: torch.dtype,
     ) -> None:
         self._family = get_reference(spec)
         heads = v.shape[-2]
-        self.q = None if q is None else _normalised(q, spec.l2norm_eps, heads, l2norm, dtype).flatten(0, -3)
-        self.k = _normalised(k, spec.l2norm_eps, heads, l2norm, dtype).flatten(0, -3)
-        self.v = v.to(dtype).flatten(0, -3)
-        ready = self._family.ready_gates(gates, mode, beta_scale, dtype)
-        self.gates = {name: t.reshape(self.v.shape[0], heads, *t.shape[k.dim() - 1 :]) for name, t in ready.items()}
+
+        def rows(name: str, x: torch.Tensor) -> torch.Tensor:
+            shape = spec.by_name[name].shape
+            if len(shape) == 2:
+                return x.reshape(-1, heads)
+            x = _normalised(x.to(dtype), spec.l2norm_eps, l2norm and name in spec.normed)
+            return x.repeat_interleave(heads // x.shape[-2], dim=-2).flatten(0, -3)
+
+        ready = self._family.ready_gates(gates, mode, options, dtype)
+        per_node = {name for name in ready if spec.by_name[name].shape[0] == "node"}
+        self.q = None if q is None else rows("q", q)
+        self.k, self.v = rows("k", k), rows("v", v)
+        self.gates = {name: rows(name, ready[name]) for name in per_node}
+        self.parameters = {name: t for name, t in ready.items() if name not in per_node}
 
     def step(self, state: torch.Tensor, row: int) -> tuple[torch.Tensor, torch.Tensor]:
         gates = {name: t[row] for name, t in self.gates.items()}
         q = None if self.q is None else self.q[row]
-        state, out = self._family.step(state, q, self.k[row], self.v[row], gates)
-        return state, out
+        state, out = self._family.step(state, q, self.k[row], self.v[row], {**gates, **self.parameters})
+        return state, state if out is None else out
 
 
 def _topology(tree: TreeBatch) -> list[list[tuple[int, int]]]:
@@ -98,14 +110,14 @@ def verify_sequential(
     The arguments are those of :func:`bole_runtime.verify`, and are not checked. Every operation runs in ``dtype``.
     """
     spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
-    mode = next(m for m in spec.modes if spec.node_gates(m)[0].name in gates)
-    beta_scale = float(gates.get("beta_scale", 1.0))
+    mode = next(m for m in spec.modes if spec.required[m] <= gates.keys())
+    options = _options(spec, mode, gates)
     tensors = {name: t for name, t in gates.items() if isinstance(t, torch.Tensor)}
     l2norm = spec.qk_l2norm if qk_l2norm is None else qk_l2norm
-    tokens = _Tokens(spec, q, k, v, tensors, mode, beta_scale, l2norm, dtype)
+    tokens = _Tokens(spec, q, k, v, tensors, mode, options, l2norm, dtype)
     assert tokens.q is not None
     tokens.q = tokens.q * (spec.default_scale(q.shape[-1]) if scale is None else scale)
-    chain = None if pending is None else _pending_tokens(spec, pending, l2norm, dtype)
+    chain = None if pending is None else _pending_tokens(spec, pending, tensors, mode, options, l2norm, dtype)
     out = torch.zeros_like(tokens.v)
     for slot, nodes in zip(slots.tolist(), _topology(tree), strict=True):
         if not 0 <= slot < state.shape[0]:
@@ -121,8 +133,17 @@ def verify_sequential(
     return out.reshape(v.shape)
 
 
-def _pending_tokens(spec: RecurrenceSpec, pending: PendingChain, l2norm: bool, dtype: torch.dtype) -> _Tokens:
-    return _Tokens(spec, None, pending.k, pending.v, pending.gates, "ready", 1.0, l2norm, dtype)
+def _pending_tokens(
+    spec: RecurrenceSpec,
+    pending: PendingChain,
+    gates: Mapping[str, torch.Tensor],
+    mode: str,
+    options: Mapping[str, float],
+    l2norm: bool,
+    dtype: torch.dtype,
+) -> _Tokens:
+    kept, tensors = pending_gates(spec, pending, gates, mode)
+    return _Tokens(spec, None, pending.k, pending.v, tensors, kept, options, l2norm, dtype)
 
 
 def commit_sequential(
@@ -138,12 +159,11 @@ def commit_sequential(
     A row whose ``accepted`` is -1 (or no live node) keeps its state; a row whose slot is -1 is zero.
     """
     spec, tree = factors.spec, factors.tree
-    tokens = _Tokens(
-        spec, None, factors.k, factors.v, factors.gates, factors.gate_mode, factors.beta_scale, factors.qk_l2norm, dtype
-    )
+    gates, mode, options, l2norm = factors.gates, factors.gate_mode, factors.all_options, factors.qk_l2norm
+    tokens = _Tokens(spec, None, factors.k, factors.v, gates, mode, options, l2norm, dtype)
     chain = None
     if factors.pending is not None:
-        chain = _pending_tokens(spec, factors.pending, factors.qk_l2norm, dtype)
+        chain = _pending_tokens(spec, factors.pending, gates, mode, options, l2norm, dtype)
     out = torch.zeros(slots.shape[0], *pool.shape[1:], dtype=dtype, device=pool.device)
     for b, (slot, node, nodes) in enumerate(zip(slots.tolist(), accepted.tolist(), _topology(tree), strict=True)):
         if not 0 <= slot < pool.shape[0]:
@@ -157,4 +177,33 @@ def commit_sequential(
             for i in reversed(path):
                 state, _ = tokens.step(state, nodes[i][0])
         out[b] = state
+    return out
+
+
+def flush_sequential(
+    pool: torch.Tensor,
+    slots: torch.Tensor,
+    pending: PendingChain,
+    *,
+    recurrence: str | RecurrenceSpec = "gdn",
+    qk_l2norm: bool | None = None,
+    gates: Mapping[str, torch.Tensor | float] | None = None,
+    dtype: torch.dtype = torch.float64,
+) -> torch.Tensor:
+    """Return the state of every request after its pending chain, [B, HV, dv, dk] in ``dtype``.
+
+    ``pool`` is not modified; a row whose slot is -1 is zero. ``gates`` are those of the call that the chain belongs to;
+    only their parameters and floats are read, so families without any need none.
+    """
+    spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
+    l2norm = spec.qk_l2norm if qk_l2norm is None else qk_l2norm
+    given = dict(gates or {})
+    mode = next(m for m in spec.modes if pending.gates.keys() == {i.name for i in spec.node_gates(m)})
+    options = _options(spec, mode, given)
+    tensors = {name: t for name, t in given.items() if isinstance(t, torch.Tensor)}
+    chain = _pending_tokens(spec, pending, tensors, mode, options, l2norm, dtype)
+    out = torch.zeros(slots.shape[0], *pool.shape[1:], dtype=dtype, device=pool.device)
+    for b, slot in enumerate(slots.tolist()):
+        if 0 <= slot < pool.shape[0]:
+            out[b] = _with_pending(pool[slot].to(dtype), slot, pending, chain)
     return out

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING, Any
 from bole_codegen.render import RenderedKernel
 from bole_runtime.kernels.arguments import Argument, usual_gate_dtypes
 from bole_runtime.kernels.loader import import_kernel
+from bole_runtime.kernels.problem import Problem
 
 if TYPE_CHECKING:
-    from bole_runtime.kernels.problem import Problem
+    from bole_runtime.kernels.problem import Specialisation
     from bole_runtime.kernels.space import GpuLimits
 
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
@@ -55,19 +56,19 @@ class Resources:
         return max(0, min(by_registers, by_shared, threads // self.threads, 32))
 
 
-def _element(argument: Argument, problem: Problem) -> str:
+def _element(argument: Argument, problem: Specialisation) -> str:
     if argument.kind == "in":
         return problem.in_dtype
     if argument.kind == "state":
         return problem.state_dtype
-    if argument.kind == "gate":
+    if argument.kind == "gate" and isinstance(problem, Problem):
         names = ("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr") if problem.gate_mode == "raw" else ("g_ptr", "beta_ptr")
         return (problem.gate_dtypes or usual_gate_dtypes(problem))[names.index(argument.name)]
     return {"f32": "fp32", "scratch": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 
 def signature(
-    problem: Problem, arguments: tuple[Argument, ...], used: frozenset[str]
+    problem: Specialisation, arguments: tuple[Argument, ...], used: frozenset[str]
 ) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
     """Return types, constants and divisibility of the arguments of a usual call (dense, nothing captured).
 
@@ -112,7 +113,7 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_offline(rendered: RenderedKernel, problem: Problem, gpu: GpuLimits) -> Resources:
+def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits) -> Resources:
     """Compile a rendered kernel for an NVIDIA GPU's compute capability.
 
     Args:

@@ -214,35 +214,71 @@ class CheckCase:
         Raises:
             CandidateError: it is wrong, leaves elements unwritten, writes elsewhere, or differs from run to run.
         """
-        return self._verify(config) if self.problem.op == "verify" else self._commit(config)
+        if self.problem.op == "commit":
+            return self._commit(config, (1, 2, 1))  # One layer, two layers in one launch, and once more.
+        exact, error = self._verify(config, torch.float32)
+        self._as_timed(config, exact)
+        return error
 
-    def _judge(self, got: Tensor, want: Tensor) -> float:
+    def gate(self, config: Config | None) -> float:
+        """Run the launch that is timed alone, for a first look: every fault shows but a small loss of precision.
+
+        Raises:
+            CandidateError: as :meth:`run`.
+        """
+        if self.problem.op == "commit":
+            return self._commit(config, (2, 2))
+        return self._verify(config, self.operands.v.dtype)[1]
+
+    def launch(self, config: Config | None, full: bool) -> None:
+        """Launch a candidate once, for what comes of it; ``full`` as for :meth:`run`, else as for :meth:`gate`."""
+        ops = self.operands
+        if self.problem.op == "verify":
+            kind = torch.float32 if full else ops.v.dtype
+            out = torch.empty(self.reference.shape, dtype=kind, device=ops.v.device)
+            ops.verify(self.problem, Guarded.like(out).inner, config)
+            return
+        layers = 1 if full else 2
+        self._fold([Guarded.like(ops.state).inner for _ in range(layers)], config)
+
+    def _fold(self, pools: list[Tensor], config: Config | None) -> None:
+        alone = len(pools) == 1
+        commit(
+            pools[0] if alone else pools,
+            self.operands.slots,
+            self.factors if alone else [self.factors] * len(pools),
+            self.accepted,
+            precision=self.problem.precision,
+            variant=config,
+            validate=False,
+        )
+
+    def _judge(self, got: Tensor, want: Tensor, rounding: float = 0.0) -> float:
         if bool(torch.isnan(got).any()):
             raise CandidateError("nan", f"{int(torch.isnan(got).sum())} of {got.numel()} elements are NaN or unwritten")
         error = relative_error(got, want)
-        limit = bound(self.problem)
+        limit = bound(self.problem) + rounding
         if not error <= limit:
             raise CandidateError("wrong", f"relative error {error:.3g} is above {limit:.3g}")
         return error
 
-    def _verify(self, config: Config | None) -> float:
+    def _verify(self, config: Config | None, dtype: torch.dtype) -> tuple[Tensor, float]:
         ops = self.operands
         state = bits(ops.state).clone()
-        blank = torch.empty(self.reference.shape, dtype=torch.float32, device=self.reference.device)
+        blank = torch.empty(self.reference.shape, dtype=dtype, device=self.reference.device)
         runs = []
         for _ in range(2):
             out = Guarded.like(poison_(blank))
             ops.verify(self.problem, out.inner, config)
-            if not out.intact():
-                raise CandidateError("bounds", "wrote outside the output")
+            if not out.intact():  # Fatal: it may have hit what later checks rely on.
+                raise CandidateError("bounds", "wrote outside the output", fatal=True)
             if not bool((bits(ops.state) == state).all()):
-                raise CandidateError("bounds", "wrote to the state pool")
+                raise CandidateError("bounds", "wrote to the state pool", fatal=True)
             runs.append(out.inner)
-        error = self._judge(runs[0], self.reference)
+        error = self._judge(runs[0], self.reference, torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0)
         if not bool((bits(runs[0]) == bits(runs[1])).all()):
             raise CandidateError("races", "two runs on the same inputs gave different bits")
-        self._as_timed(config, runs[0])
-        return error
+        return runs[0], error
 
     def _as_timed(self, config: Config | None, exact: Tensor) -> None:
         """Run with the output type of the timings: it is compiled here, in one of many workers, and not there."""
@@ -254,7 +290,7 @@ class CheckCase:
         if not torch.allclose(out.float(), exact.to(out.dtype).float(), rtol=0.0, atol=0.0, equal_nan=True):
             raise CandidateError("wrong", f"the {self.problem.in_dtype} output is not the rounded fp32 output")
 
-    def _commit(self, config: Config | None) -> float:
+    def _commit(self, config: Config | None, launches: tuple[int, ...]) -> float:
         ops = self.operands
         changed = torch.zeros(ops.state.shape[0], dtype=torch.bool)
         changed[[s for s, a in zip(ops.slots.tolist(), self.accepted.tolist(), strict=True) if s >= 0 and a >= 0]] = (
@@ -264,26 +300,17 @@ class CheckCase:
         before = bits(ops.state)
         error = 0.0
         runs = []
-        # One layer, two layers in one launch, and once more.
-        for layers in (1, 2, 1):
+        for layers in launches:
             pools = [Guarded.like(ops.state) for _ in range(layers)]
             inner = [p.inner for p in pools]
-            commit(
-                inner[0] if layers == 1 else inner,
-                ops.slots,
-                self.factors if layers == 1 else [self.factors] * layers,
-                self.accepted,
-                precision=self.problem.precision,
-                variant=config,
-                validate=False,
-            )
+            self._fold(inner, config)
             for pool in pools:
                 if not pool.intact():
-                    raise CandidateError("bounds", "wrote outside the state pool")
+                    raise CandidateError("bounds", "wrote outside the state pool", fatal=True)
                 if not bool((bits(pool.inner)[~changed] == before[~changed]).all()):
-                    raise CandidateError("bounds", "wrote to a slot that is not committed")
+                    raise CandidateError("bounds", "wrote to a slot that is not committed", fatal=True)
                 error = max(error, self._judge(pool.inner[changed], self.reference[changed]))
             runs.append(inner[0])
-        if not bool((bits(runs[0]) == bits(runs[2])).all()):
+        if not bool((bits(runs[0]) == bits(runs[-1])).all()):
             raise CandidateError("races", "two runs on the same inputs gave different bits")
         return error

@@ -15,6 +15,9 @@ from bole_runtime.tables.schema import Entry, KernelRef, RunnerUp
 NOISE = 0.01
 #: Times further apart than this differ, whatever their spread says.
 NOISE_LIMIT = 0.03
+#: Predictions closer than this are equal: where it could be compared with measurements, the model was off by up to a
+#: factor of two between one variant and another.
+MODEL_NOISE = 1.0
 
 
 def choose(
@@ -22,17 +25,20 @@ def choose(
     default: Config | None,
     incumbent: Config | None,
     kernels: Callable[[Config], int],
+    label: Literal["measured", "predicted"] = "measured",
 ) -> Config | None:
     """Return the configuration to keep, None when nothing has a time.
 
     Among those within noise of the fastest: fewest kernels, then the incumbent, then the default, then the fastest.
-    Never one that was slower than the default in this comparison.
+    Never one that was slower than the default in this comparison. Of predictions that the model cannot tell apart, the
+    default, which is what runs without a table, then the incumbent.
 
     Args:
         times: of the finalists, from one interleaved run.
         default: the analytic default.
         incumbent: what the table holds today.
         kernels: launches of a configuration.
+        label: whether times were measured or predicted.
     """
     good = {c: t for c, t in times.items() if isinstance(t, Timed)}
     if not good:
@@ -40,10 +46,14 @@ def choose(
     fastest = min(good, key=lambda c: (good[c].median_us, str(c)))
     best = good[fastest]
     noise = min(NOISE_LIMIT, max(NOISE, 0.5 * best.spread_us / max(best.median_us, 1e-9)))
+    if label == "predicted":
+        noise = MODEL_NOISE
     tied = [c for c, t in good.items() if t.median_us <= best.median_us * (1 + noise)]
     if default in good:
         limit = good[default].median_us
         tied = [c for c in tied if c == default or good[c].median_us <= limit]
+    if label == "predicted":
+        return min(tied, key=lambda c: (c != default, c != incumbent, good[c].median_us, kernels(c), str(c)))
     return min(tied, key=lambda c: (kernels(c), c != incumbent, c != default, good[c].median_us, str(c)))
 
 

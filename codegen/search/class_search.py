@@ -5,9 +5,10 @@ from __future__ import annotations
 import random
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from bole_codegen.search import roofline
-from bole_codegen.search.results import Failed, Measurement, Screened, Screening, Timed
+from bole_codegen.search.results import BAD_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import Identity, Render, SpaceView, identity, view_all
 from bole_codegen.search.store import Record, Store
@@ -16,10 +17,13 @@ from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
+if TYPE_CHECKING:
+    from bole_codegen.tables.known_bad import KnownBad
+
 #: Configurations of a variant that the model ranks; more only costs time.
-RANKED = 1_000
-#: Failures in one bucket that rule a candidate out in all of them.
-FATAL = ("crash", "illegal", "hang", "wrong", "bounds", "nan")
+RANKED = 400
+#: A candidate that is so many times slower than the best in the buckets where it was timed is not timed in the others.
+HOPELESS = 2.5
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class Environment:
         render: problem and configuration to kernels.
         store: finished evaluations.
         seed: of samplers.
+        known_bad: kernels that failed here before, None to try them again.
     """
 
     record: GpuRecord
@@ -43,6 +48,7 @@ class Environment:
     render: Render
     store: Store
     seed: int
+    known_bad: KnownBad | None = None
 
 
 @dataclass
@@ -55,6 +61,12 @@ class ClassSearch:
         members: its buckets, in order of work.
         searched: those among them that candidates are searched for.
         trials: candidates to try.
+        screened: what compiling and checking a candidate gave.
+        times: quick times, by searched bucket or neighbour.
+        defaults: analytic default of each bucket.
+        duplicates: candidates that rendered to kernels already tried.
+        resumed: evaluations taken over from earlier runs.
+        history: every evaluation in the order made, with the key of its bucket.
     """
 
     env: Environment
@@ -69,6 +81,7 @@ class ClassSearch:
     duplicates: int = 0
     resumed: int = 0
     history: list[tuple[str, Config, Measurement]] = field(default_factory=list)
+    _variants: dict[str, Variant] = field(default_factory=dict)
     _seen: set[Config] = field(default_factory=set)
     _same: dict[Identity, Config] = field(default_factory=dict)
     _alias: dict[Config, Config] = field(default_factory=dict)
@@ -77,15 +90,9 @@ class ClassSearch:
 
     @classmethod
     def open(
-        cls,
-        env: Environment,
-        problem: Problem,
-        members: Sequence[Target],
-        trials: int,
-        anchor_count: int,
-        warm: Mapping[Target, Sequence[Config]],
+        cls, env: Environment, problem: Problem, members: Sequence[Target], trials: int, anchor_count: int
     ) -> ClassSearch:
-        """Prepare a class: its valid space, its defaults, what an earlier run finished.
+        """Begin with a class: its defaults, and what an earlier run finished.
 
         Args:
             env: of the run.
@@ -93,23 +100,34 @@ class ClassSearch:
             members: buckets, in order of work.
             trials: candidates to try.
             anchor_count: buckets to search.
-            warm: configurations that other tables or earlier classes suggest, by bucket.
 
         Raises:
             ValueError: no variant can serve the problem.
         """
         search = cls(env, problem, tuple(members), anchors(members, anchor_count), trials)
-        search.views = view_all(env.variants(problem.op), problem, env.limits, env.seed)
-        if not search.views:
-            raise ValueError(f"no variant can serve {problem.key()} on {env.record.title}")
+        search._variants = {v.name: v for v in env.variants(problem.op) if v.applies(problem) is None}
         for target in search.members:
             search.times[target] = {}
             search.defaults[target] = env.default(target.problem, env.limits)
-        for i, target in enumerate(search.searched):
-            search._samplers[target] = Sampler(search.views, env.seed + i, trials)
         search._resume()
-        search._enqueue(warm)
         return search
+
+    def prepare(self, warm: Mapping[Target, Sequence[Config]]) -> None:
+        """Find the valid space, rank it by the model, and queue what to try first. Takes a second.
+
+        Args:
+            warm: configurations that other tables or earlier classes suggest, by bucket.
+        """
+        self.views = view_all(self._variants.values(), self.problem, self.env.limits, self.env.seed)
+        for i, target in enumerate(self.searched):
+            self._samplers[target] = Sampler(self.views, self.env.seed + i, self.trials)
+        self.settle(sorted(self.screened, key=str))
+        self._enqueue(warm)
+
+    @property
+    def prepared(self) -> bool:
+        """Whether candidates can be proposed."""
+        return bool(self._samplers)
 
     @property
     def tried(self) -> int:
@@ -135,59 +153,110 @@ class ClassSearch:
                 known = self._known(config)
             except Exception as error:  # A template that cannot be rendered for it.
                 self.set_screened(config, Failed("error", f"does not render: {type(error).__name__}: {error}"))
+                self.settle([config])
                 broken += 1
                 continue
             if known != config:
                 self.duplicates += 1
                 self._alias[config] = known
-                self._tell_alias(config, known)
+                self.settle([known])
                 continue
             fresh.append(config)
         return fresh
 
+    def admit(self, config: Config) -> Config:
+        """Take a configuration in that no sampler proposed; return the one that stands for its kernels."""
+        known = self._known(config)
+        self._seen.add(config)
+        if known != config:
+            self._alias[config] = known
+        return known
+
     def set_screened(self, config: Config, result: Screening) -> None:
-        """Record a screening; a failure is kept and told to every sampler."""
+        """Record a screening; a failure is kept."""
         self.screened[config] = result
         if isinstance(result, Failed):
             first = self.searched[0]
             self.env.store.add(first, Record(config, self._texts.get(config, ()), result))
             self.history.append((first.problem.key(), config, result))
-            for sampler in self._samplers.values():
-                sampler.tell(config, None)
+            self._mark_bad(config, result)
 
     def set_time(self, target: Target, config: Config, result: Measurement, keep: bool = True) -> None:
         """Record a quick timing in one bucket."""
         self.times[target][config] = result
-        if isinstance(result, Failed) and result.kind in FATAL:
+        if isinstance(result, Failed) and result.kind in BAD_KINDS:
             self.screened[config] = result
+            self._mark_bad(config, result)
         self.history.append((target.problem.key(), config, result))
         if keep:
             screening = self.screened.get(config)
             error = screening.error if isinstance(screening, Screened) else None
             self.env.store.add(target, Record(config, self._texts[config], result, error))
-        sampler = self._samplers.get(target)
-        value = result.median_us if isinstance(result, Timed) else None
-        if sampler is not None:
-            sampler.tell(config, value)
-            for other, known in self._alias.items():
-                if known == config:
-                    sampler.tell(other, value)
+
+    def settle(self, configs: Iterable[Config]) -> None:
+        """Tell the samplers what came of candidates, in this order whatever order they finished in."""
+        standing: dict[Config, list[Config]] = {}
+        for other, known in self._alias.items():
+            standing.setdefault(known, []).append(other)
+        for config in configs:
+            screening = self.screened.get(config)
+            for target, sampler in self._samplers.items():
+                result = self.times[target].get(config)
+                if isinstance(screening, Failed) or isinstance(result, Failed):
+                    value = None
+                elif isinstance(result, Timed):
+                    value = result.median_us
+                elif self.times_elsewhere(target, config):
+                    value = None  # Too slow elsewhere to be timed here.
+                else:
+                    continue
+                for name in (config, *standing.get(config, ())):
+                    sampler.tell(name, value)
+
+    def known_bad(self, config: Config) -> Failed | None:
+        """Return how the kernels of a candidate failed on such a GPU before, None when they did not."""
+        if self.env.known_bad is None:
+            return None
+        return self.env.known_bad.find(self.problem, config, self._texts.get(config, ()))
+
+    def times_elsewhere(self, target: Target, config: Config) -> list[tuple[Target, float]]:
+        """Return the times of a candidate in the other searched buckets."""
+        found = ((t, self.times[t].get(config)) for t in self.searched if t != target)
+        return [(t, r.median_us) for t, r in found if isinstance(r, Timed)]
+
+    def bests(self) -> dict[Target, float]:
+        """Return the best quick time of each searched bucket."""
+        found = {}
+        for target in self.searched:
+            times = [r.median_us for r in self.times[target].values() if isinstance(r, Timed)]
+            if times:
+                found[target] = min(times)
+        return found
+
+    def hopeless(self, target: Target, config: Config, bests: Mapping[Target, float]) -> bool:
+        """Return whether a candidate was so slow in other buckets that it need not be timed in this one.
+
+        Args:
+            target: the bucket.
+            config: the candidate.
+            bests: best times, as they were before this round: the answer must not depend on who finished first.
+        """
+        if config in self.defaults.values():
+            return False
+        elsewhere = [(us, bests[t]) for t, us in self.times_elsewhere(target, config) if t in bests]
+        return bool(elsewhere) and all(us > HOPELESS * best for us, best in elsewhere)
 
     def to_time(self, target: Target) -> list[Config]:
-        """Return the candidates that passed and have no time in a searched bucket yet."""
+        """Return the candidates that passed, can serve a bucket and have no time in it yet."""
         done = self.times[target]
         return [
-            c
-            for c, s in self.screened.items()
-            if isinstance(s, Screened) and c not in done and self.reason(target, c) is None
+            c for c, s in self.screened.items() if isinstance(s, Screened) and c not in done and self.fits(target, c)
         ]
 
-    def reason(self, target: Target, config: Config) -> str | None:
-        """Return why a configuration cannot serve a bucket, by its declaration."""
-        for view in self.views:
-            if view.variant.name == config.variant:
-                return view.variant.reason(target.problem, config, self.env.limits)
-        return f"no variant {config.variant!r}"
+    def fits(self, target: Target, config: Config) -> bool:
+        """Return whether a configuration can serve a bucket, by its declaration."""
+        variant = self._variants.get(config.variant)
+        return variant is not None and variant.reason(target.problem, config, self.env.limits) is None
 
     def best(self, target: Target, count: int) -> list[Config]:
         """Return the fastest configurations of a bucket by quick time."""
@@ -220,18 +289,14 @@ class ClassSearch:
             counts[kind] = counts.get(kind, 0) + 1
         return counts
 
+    def _mark_bad(self, config: Config, result: Failed) -> None:
+        if self.env.known_bad is not None and result.kind in BAD_KINDS:
+            self.env.known_bad.add(self.problem, config, self._texts.get(config, ()), result)
+
     def _known(self, config: Config) -> Config:
         found = identity(self.problem, config, self.env.render)
         self._texts[config] = tuple(text for text, _, _ in found)
         return self._same.setdefault(found, config)
-
-    def _tell_alias(self, config: Config, known: Config) -> None:
-        for target, sampler in self._samplers.items():
-            result = self.times[target].get(known)
-            if isinstance(self.screened.get(known), Failed) or isinstance(result, Failed):
-                sampler.tell(config, None)
-            elif isinstance(result, Timed):
-                sampler.tell(config, result.median_us)
 
     def _resume(self) -> None:
         """Take over what an earlier run finished, where the kernels are still the same."""
@@ -248,11 +313,10 @@ class ClassSearch:
                 if isinstance(record.outcome, Timed):
                     self.screened.setdefault(record.config, Screened(record.error))
                     self.set_time(target, record.config, record.outcome, keep=False)
-                elif self.screened.get(record.config) is None:
+                elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
+                    # One that was timed and then failed its full check stays failed.
                     self.screened[record.config] = record.outcome
                     self.history.append((target.problem.key(), record.config, record.outcome))
-                    for sampler in self._samplers.values():
-                        sampler.tell(record.config, None)
 
     def _enqueue(self, warm: Mapping[Target, Sequence[Config]]) -> None:
         """Queue the first candidates: defaults, what tables and earlier classes suggest, what the model likes."""
@@ -264,8 +328,11 @@ class ClassSearch:
             pool += configs if len(configs) <= RANKED else rng.sample(configs, RANKED)
         others = [v.default for v in self.views]
         liked = max(4, self.trials // (2 * len(self.searched)))
+        # The model tells buckets apart by work: those in between are ranked by a neighbour.
+        few = anchors(self.searched, 3)
+        model = {t: roofline.promising(t, pool, by_name.__getitem__, self.env.record, liked) for t in few}
         for target, sampler in self._samplers.items():
             # The default of every bucket is compared with in the end, so each must be screened.
             first = [self.defaults[target], *self.defaults.values(), *others, *warm.get(target, ())]
-            model = roofline.promising(target, pool, by_name.__getitem__, self.env.record, liked)
-            sampler.enqueue([*first, *model])
+            near = min(few, key=lambda t: abs(t.problem.work.bit_length() - target.problem.work.bit_length()))
+            sampler.enqueue([*first, *model[near]])

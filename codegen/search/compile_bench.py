@@ -1,22 +1,19 @@
-"""What compiles candidates for a GPU that is not present, inside a worker process."""
+"""What compiles kernels, for a GPU that need not be present, inside a worker process."""
 
 from __future__ import annotations
 
-import time
+from dataclasses import replace
 
-from bole_codegen.compile import CompileError, Resources, compile_offline
+from bole_codegen.compile import CompileError, compile_offline
 from bole_codegen.render import RenderedKernel, render
-from bole_codegen.search.results import CandidateError, KernelResources, Screened
+from bole_codegen.search.results import CandidateError, KernelResources
 from bole_runtime import gpus
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 
-#: Bytes a thread may keep in local memory; a few come from the ABI, more are spills that cost every program.
-SPILL_LIMIT = 64
-
 
 class CompileBench:
-    """Compiles candidates for one GPU.
+    """Compiles kernels for one GPU, into Triton's cache, where a launch finds them.
 
     Args:
         gpu: key of its record.
@@ -26,31 +23,31 @@ class CompileBench:
 
     def __init__(self, gpu: str) -> None:
         self._limits = gpus.get(gpu).limits()
-        self._done: dict[str, Resources | CompileError] = {}
 
-    def screen(self, problem: Problem, config: Config) -> Screened:
-        """Compile every kernel of a candidate.
+    def compile(self, problem: Problem, config: Config, index: int, wide: bool) -> KernelResources:
+        """Compile one kernel of a candidate.
+
+        Args:
+            problem: what it is rendered for.
+            config: the candidate.
+            index: place among its kernels, in launch order.
+            wide: for an fp32 output rather than one in the type of the inputs.
 
         Raises:
-            CandidateError: one does not compile, does not fit, or spills.
+            CandidateError: it does not compile or does not fit.
         """
-        started = time.perf_counter()
-        found = []
-        for kernel in render(problem, config):
-            done = self._compile(kernel, problem)
-            if isinstance(done, CompileError):
-                kind = "resources" if "shared memory" in str(done) else "compile"
-                raise CandidateError(kind, f"{kernel.name}: {done}")
-            if done.spill_bytes > SPILL_LIMIT:
-                raise CandidateError("spills", f"{kernel.name} spills {done.spill_bytes} bytes a thread")
-            found.append(KernelResources(done.shared_bytes, done.registers, done.spill_bytes))
-        return Screened(None, tuple(found), time.perf_counter() - started)
+        kernel = render(problem, config)[index]
+        try:
+            done = compile_offline(widened(kernel) if wide else kernel, problem, self._limits)
+        except CompileError as error:
+            kind = "resources" if "shared memory" in str(error) else "compile"
+            raise CandidateError(kind, f"{kernel.name}: {error}") from error
+        return KernelResources(done.shared_bytes, done.registers, done.spill_bytes)
 
-    def _compile(self, kernel: RenderedKernel, problem: Problem) -> Resources | CompileError:
-        """Compile a kernel once: candidates of several kernels share some of them."""
-        if kernel.name not in self._done:
-            try:
-                self._done[kernel.name] = compile_offline(kernel, problem, self._limits)
-            except CompileError as error:
-                self._done[kernel.name] = error
-        return self._done[kernel.name]
+
+def widened(kernel: RenderedKernel) -> RenderedKernel:
+    """Return a kernel whose output is fp32."""
+    arguments = tuple(
+        replace(a, kind="f32") if a.name == "out_ptr" and a.kind == "in" else a for a in kernel.plan.arguments
+    )
+    return replace(kernel, plan=replace(kernel.plan, arguments=arguments))

@@ -1,32 +1,45 @@
-"""The run: classes of buckets in waves, rounds of candidates, results.
+"""The run: classes of buckets side by side, rounds of candidates, results.
 
-Each round proposes candidates for every class of a wave, screens them all in parallel, then times those that passed
-in the searched buckets. The best few of the nearest searched bucket are timed in the others. Finalists are timed
-against the analytic default and the table's entry in one run. Winners of a wave are tried first in the next.
+Each round of a class proposes candidates, compiles and checks them, and times each that passed in the searched buckets.
+Several classes are under way at a time, so that compiling processes and the device both have work. The best few of the
+searched buckets are timed in the others. Finalists pass a full check and are timed against the analytic default and
+the table's entry in one run. Winners of finished classes are tried first in later ones.
+
+What is proposed depends on results alone, never on which of them came first: two runs with equal results agree.
 """
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import math
-import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
+from bole_codegen.search.claims import BEAT
 from bole_codegen.search.class_search import ClassSearch, Environment
-from bole_codegen.search.evaluators import Evaluator, Stop
+from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult, Finisher, Incumbents, keep, reuse
+from bole_codegen.search.ledger import now
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Screened, Timed
+from bole_codegen.search.results import Failed, Screened, Screening
 from bole_codegen.search.targets import Target, classes
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Part of the time budget that goes to finding candidates; the rest compares finalists.
-SEARCH_SHARE = 0.7
+#: Seconds of a budget kept for the table and the report.
+WRITE_UP = 3.0
+#: Seconds of the device that the finalists of a bucket take, until some were seen.
+FINISH_GUESS = {"measured": 0.8, "predicted": 0.05}
+#: Seconds of a compiling process that the default of a class takes, until some were seen.
+DEFAULT_GUESS = 12.0
 #: Winners of related classes that a bucket tries first.
 WARM = 4
+#: Classes under way at a time at most.
+ABREAST = 8
+OUT_OF_TIME = "the time budget ran out first; the same command goes on from there"
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,7 @@ class Options:
         anchors: searched buckets a class.
         top: finalists a bucket, the default and the table's entry not counted.
         rounds: proposals are made in so many steps, each knowing the results of those before.
-        time_budget: seconds for the whole run, None for no limit.
+        time_budget: seconds for the whole run, None for no limit. Nothing is begun after it, what runs is given up.
     """
 
     trials: int = 40
@@ -61,6 +74,7 @@ class RunResult:
         duplicates: candidates that rendered to kernels already tried.
         out_of_time: whether the budget ended the search.
         seconds: wall time.
+        spent: seconds by what they were spent on, see :class:`bole_codegen.search.ledger.Ledger`.
     """
 
     buckets: list[BucketResult] = field(default_factory=list)
@@ -71,11 +85,24 @@ class RunResult:
     duplicates: int = 0
     out_of_time: bool = False
     seconds: float = 0.0
+    spent: dict[str, float] = field(default_factory=dict)
 
     @property
     def entries(self) -> list[Entry]:
         """Entries of every finished bucket."""
         return [b.entry for b in self.buckets if b.entry is not None]
+
+
+@dataclass
+class _Class:
+    """A class on its way."""
+
+    problem: Problem
+    members: tuple[Target, ...]
+    search: ClassSearch | None = None
+    results: list[BucketResult] = field(default_factory=list)
+    begun: bool = False
+    taken: bool = False
 
 
 class Driver:
@@ -88,7 +115,7 @@ class Driver:
         incumbents: configurations that tables suggest for a bucket.
         save: called with the entries of each finished class.
         progress: what people see.
-        clock: seconds, for tests.
+        begun: when the budget began, on the clock of the loop; default, when :meth:`run` is called.
     """
 
     def __init__(
@@ -99,7 +126,7 @@ class Driver:
         incumbents: Incumbents,
         save: Callable[[list[Entry]], None],
         progress: Progress,
-        clock: Callable[[], float] = time.monotonic,
+        begun: float | None = None,
     ) -> None:
         self._env = env
         self._evaluator = evaluator
@@ -107,39 +134,238 @@ class Driver:
         self._incumbents = incumbents
         self._save = save
         self._progress = progress
-        self._clock = clock
-        self._begin = clock()
+        self._begun = begun
         self._finisher = Finisher(env, evaluator, options.top, incumbents, progress)
         self._winners: dict[Problem, list[tuple[int, Config]]] = {}
+        self._active = [0] * evaluator.devices
+        self._todo: list[_Class] = []
+        self._finish_seconds: list[float] = []
+        self._default_seconds: list[float] = []
+        self._abreast = 1
+        self._late = self._aside = False
         self.result = RunResult()
 
-    def run(self, targets: Sequence[Target]) -> RunResult:
-        """Search every target. On an interrupt, :attr:`result` holds what was finished."""
+    def run(self, targets: Sequence[Target], loop: asyncio.AbstractEventLoop | None = None) -> RunResult:
+        """Search every target. On an interrupt, :attr:`result` holds what was finished.
+
+        Args:
+            targets: buckets.
+            loop: event loop, for simulations with a clock of their own.
+        """
+        try:
+            if loop is None:
+                self._aside = True
+                asyncio.run(self._main(targets))
+            else:
+                loop.run_until_complete(self._main(targets))
+        finally:
+            self._progress.end()
+            with contextlib.suppress(Exception):
+                self._env.store.claims.release_all()
+        return self.result
+
+    async def _main(self, targets: Sequence[Target]) -> None:
+        if self._begun is None:
+            self._begun = now()
         options = self._options
-        todo: list[tuple[Problem, tuple[Target, ...]]] = []
+        todo = self._todo
         for problem, members in classes(targets).items():
             done = reuse(self._env, members, options.trials)
             if done is None:
-                todo.append((problem, members))
+                todo.append(_Class(problem, members))
             else:
                 self._take(problem, done)
-        ahead = sum(len(members) for _, members in todo)
+        ahead = sum(len(c.members) for c in todo)
         self._progress.begin(len(todo), ahead, len(todo) * options.trials, len(self.result.buckets))
-        # Enough classes at a time to keep every compiling process busy.
-        wave = max(1, min(8, math.ceil(4 * self._evaluator.workers * options.rounds / options.trials)))
+        self._evaluator.start()
+        beat = asyncio.ensure_future(self._beat())
+        work = asyncio.ensure_future(self._everything(todo))
         try:
-            for i in range(0, len(todo), wave):
-                share = None
-                if options.time_budget is not None:
-                    left = max(0.0, options.time_budget - (self._clock() - self._begin))
-                    share = left * min(wave, len(todo) - i) / (len(todo) - i)
-                self._wave(todo[i : i + wave], share)
+            done_now, _ = await asyncio.wait({work}, timeout=self._left(WRITE_UP))
+            if not done_now:
+                self._late = True
+            else:
+                await work
         finally:
-            self.result.seconds = self._clock() - self._begin
-            self._progress.end()
-        return self.result
+            work.cancel()
+            beat.cancel()
+            await asyncio.gather(work, beat, return_exceptions=True)
+            self._close()
 
-    def _take(self, problem: Problem, results: list[BucketResult]) -> None:
+    def _close(self) -> None:
+        """Take what unfinished classes have, and count."""
+        assert self._begun is not None
+        for one in self._todo:
+            if not one.taken:
+                found = {r.target for r in one.results}
+                missing = [BucketResult(t, None, OUT_OF_TIME) for t in one.members if t not in found]
+                self._take(one.problem, [*one.results, *(missing if self._late else ())])
+            if one.search is not None:
+                self._count(one.search)
+        self.result.out_of_time = self._late
+        self.result.seconds = now() - self._begun
+        self.result.spent = self._evaluator.ledger.report(self.result.seconds)
+        if self._env.known_bad is not None:
+            self._env.known_bad.save()
+
+    def _left(self, reserve: float = 0.0) -> float | None:
+        """Return the seconds of the budget that are left, None without one."""
+        if self._options.time_budget is None:
+            return None
+        assert self._begun is not None
+        return max(0.0, self._options.time_budget - reserve - (now() - self._begun))
+
+    async def _beat(self) -> None:
+        while True:
+            await asyncio.sleep(BEAT)
+            self._env.store.claims.beat()
+
+    async def _everything(self, todo: list[_Class]) -> None:
+        # Enough classes at a time to keep every compiling process busy.
+        share = 4 * self._evaluator.workers * self._options.rounds / self._options.trials
+        self._abreast = max(1 + self._evaluator.devices, min(ABREAST, math.ceil(share)))
+        ends = [asyncio.Event() for _ in todo]
+        others: list[_Class] = []
+
+        async def in_turn(i: int, one: _Class) -> None:
+            # Starts when those that far before it have ended: which winners it knows must not depend on chance.
+            first = max(0, i - self._abreast + 1)
+            for before in ends[:first]:
+                await before.wait()
+            try:
+                if self._env.store.claims.take(self._env.store.class_name(one.problem)):
+                    await self._class(one, {o.problem for o in todo[:first]})
+                else:
+                    others.append(one)
+            finally:
+                ends[i].set()
+
+        await _all(in_turn(i, one) for i, one in enumerate(todo))
+        if others:
+            self._progress.note(f"another run on this storage searches {len(others)} groups of buckets: waiting for it")
+        await _all(self._wait_for(one) for one in others)
+
+    async def _wait_for(self, one: _Class) -> None:
+        """Take the results of a class that another run searches, or search it when that run is gone."""
+        claims, name = self._env.store.claims, self._env.store.class_name(one.problem)
+        while True:
+            done = reuse(self._env, one.members, self._options.trials)
+            if done is not None:
+                one.taken = True
+                self._take(one.problem, done)
+                return
+            if claims.take(name):
+                await self._class(one, set())
+                return
+            await asyncio.sleep(1.0)
+
+    async def _class(self, one: _Class, earlier: set[Problem]) -> None:
+        """Search one class and finish its buckets."""
+        one.begun = True
+        options = self._options
+        try:
+            search = ClassSearch.open(self._env, one.problem, one.members, options.trials, options.anchors)
+        except ValueError as error:
+            one.taken = True
+            self._take(one.problem, [BucketResult(t, None, str(error)) for t in one.members])
+            return
+        one.search = search
+        self.result.searches.append(search)
+        self.result.resumed += search.resumed
+        device = min(range(len(self._active)), key=self._active.__getitem__)
+        self._active[device] += 1
+        try:
+            begun = now()
+            await self._only_defaults(search, device)
+            self._default_seconds.append(now() - begun)
+            whole = await self._for(self._search(search, one, earlier, device), self._share())
+            begun = now()
+            await self._finisher.finish(search, device, one.results.append)
+            self._finish_seconds.append((now() - begun) / len(one.members) / self._active[device])
+        finally:
+            self._active[device] -= 1
+        one.taken = True
+        self._take(one.problem, one.results)
+        if whole:
+            keep(self._env, one.results, self._options.trials)
+        if self._env.known_bad is not None:
+            self._env.known_bad.save()
+        self._env.store.claims.release(self._env.store.class_name(one.problem))
+
+    def _share(self) -> float | None:
+        """Return the seconds that a class may search for, None without a budget.
+
+        What the classes that are not done need for their defaults and finalists is set aside; the rest is shared out.
+        """
+        left = self._left(WRITE_UP)
+        if left is None:
+            return None
+        open_ = [c for c in self._todo if not c.taken]
+        ahead = [c for c in open_ if not c.begun]
+        finish = _mean(self._finish_seconds, FINISH_GUESS[self._evaluator.label])
+        default = _mean(self._default_seconds, DEFAULT_GUESS / self._evaluator.workers) / self._abreast
+        aside = finish * sum(len(c.members) for c in open_) / self._evaluator.devices + default * len(ahead)
+        return max(0.0, left - aside) * min(1.0, self._abreast / len(open_))
+
+    async def _for(self, work: Coroutine[Any, Any, None], seconds: float | None) -> bool:
+        """Work for some seconds at most; return whether it was finished."""
+        task = asyncio.ensure_future(work)
+        try:
+            await asyncio.wait({task}, timeout=seconds)
+            if not task.done():
+                self._late = True
+                return False
+            await task
+            return True
+        finally:
+            task.cancel()
+            await asyncio.gather(task, return_exceptions=True)
+
+    async def _search(self, search: ClassSearch, one: _Class, earlier: set[Problem], device: int) -> None:
+        """Propose, screen and time in rounds."""
+        warm = {t: self._warm(t, earlier) for t in one.members}
+        if self._aside:  # It takes a second, in which workers want answers.
+            await asyncio.to_thread(search.prepare, warm)
+        else:
+            search.prepare(warm)
+        rounds = self._options.rounds
+        for step in range(rounds):
+            share = math.ceil(search.trials * (step + 1) / rounds) - search.tried
+            fresh = search.propose(max(0, share))
+            bests = search.bests()
+            self._progress.phase(f"{search.problem.op} n{search.problem.nodes}: round {step + 1} of {rounds}")
+            await _all(self._candidate(search, c, bests, device) for c in fresh)
+            # Also those that an earlier run screened and was killed before it timed them.
+            known = [c for c in search.screened if isinstance(search.screened[c], Screened)]
+            await _all(self._times(search, c, bests, device) for c in known)
+            search.settle([*fresh, *known])
+
+    async def _only_defaults(self, search: ClassSearch, device: int) -> None:
+        """Screen and time what every bucket is compared with."""
+        defaults = list(dict.fromkeys(search.admit(c) for c in search.defaults.values()))
+        await _all(self._candidate(search, c, {}, device) for c in defaults)
+
+    async def _candidate(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
+        """Screen a candidate and time it where it passed."""
+        if config not in search.screened:
+            result: Screening | None = search.known_bad(config)
+            if result is None:
+                kept = config in map(search.representative, search.defaults.values())
+                result = await self._evaluator.screen(search.problem, config, kept)
+            search.set_screened(config, result)
+            self._progress.screened(config, result)
+        if not isinstance(search.screened[config], Failed):
+            await self._times(search, config, bests, device)
+
+    async def _times(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
+        for target in search.searched:
+            fresh = config not in search.times[target] and search.fits(target, config)
+            if fresh and not search.hopeless(target, config, bests):
+                await self._finisher.time(search, target, config, device)
+                if isinstance(search.screened.get(config), Failed):
+                    return
+
+    def _take(self, problem: Problem, results: Sequence[BucketResult]) -> None:
         """Add finished buckets to the result and to the table."""
         self.result.buckets += results
         entries = [r.entry for r in results if r.entry is not None]
@@ -149,72 +375,13 @@ class Driver:
         if entries:
             self._save(entries)
 
-    def _stopper(self, seconds: float | None) -> Stop:
-        if seconds is None:
-            return lambda: False
-        until = self._clock() + seconds
-        return lambda: self._clock() >= until
-
-    def _wave(self, groups: Sequence[tuple[Problem, tuple[Target, ...]]], seconds: float | None) -> None:
-        stop = self._stopper(None if seconds is None else seconds * SEARCH_SHARE)
-        searches: list[ClassSearch] = []
-        for problem, members in groups:
-            warm = {t: self._warm(t) for t in members}
-            try:
-                search = ClassSearch.open(
-                    self._env, problem, members, self._options.trials, self._options.anchors, warm
-                )
-            except ValueError as error:
-                self.result.buckets += [BucketResult(t, None, str(error)) for t in members]
-                continue
-            searches.append(search)
-            self.result.searches.append(search)
-            self.result.resumed += search.resumed
-        for step in range(self._options.rounds):
-            if not self._round(searches, step, stop):
-                break
-        late = stop()
-        self.result.out_of_time = self.result.out_of_time or late
-        for search in searches:
-            results = self._finisher.finish(search)
-            self._take(search.problem, results)
-            self._count(search)
-            if not late:
-                keep(self._env, results, self._options.trials)
-
-    def _round(self, searches: Sequence[ClassSearch], step: int, stop: Stop) -> bool:
-        """Propose, screen and time once; return whether to go on."""
-        rounds = self._options.rounds
-        lists = []
-        for search in searches:
-            share = math.ceil(search.trials * (step + 1) / rounds) - search.tried
-            lists.append([(search, c) for c in search.propose(max(0, share))])
-        jobs: list[tuple[ClassSearch, Config]] = []
-        # In turn, so that a budget that runs out leaves every class with something.
-        for i in range(max((len(x) for x in lists), default=0)):
-            jobs += [x[i] for x in lists if i < len(x)]
-        if jobs:
-            self._progress.phase(f"round {step + 1} of {rounds}: compiling and checking {len(jobs)} candidates")
-
-        def screened(i: int, result: Any) -> None:
-            search, config = jobs[i]
-            search.set_screened(config, result)
-            self._progress.screened(config, result)
-
-        self._evaluator.screen([(s.problem, c) for s, c in jobs], screened, _patient(searches, stop))
-        for search in searches:
-            for target in search.searched:
-                timed = any(isinstance(r, Timed) for r in search.times[target].values())
-                self._finisher.time(search, target, search.to_time(target), stop if timed else lambda: False)
-        return not stop()
-
     def _count(self, search: ClassSearch) -> None:
         self.result.tried += search.tried
         self.result.duplicates += search.duplicates
         for kind, count in search.failures().items():
             self.result.failures[kind] = self.result.failures.get(kind, 0) + count
 
-    def _warm(self, target: Target) -> list[Config]:
+    def _warm(self, target: Target, earlier: set[Problem]) -> list[Config]:
         """Return what to try first: the table's entry, winners of the most similar classes, entries of near buckets."""
         hints = self._incumbents(target)
         problem = target.problem
@@ -223,19 +390,25 @@ class Driver:
         def distance(other: Problem) -> int:
             return sum(getattr(problem, f) != getattr(other, f) for f in fields)
 
-        near = sorted((p for p in self._winners if p.op == problem.op), key=lambda p: (distance(p), p))[:3]
+        winners = {p: w for p, w in self._winners.items() if p.op == problem.op and p in earlier}
         found: list[Config] = []
-        for other in near:
-            by_work = sorted(self._winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
+        for other in sorted(winners, key=lambda p: (distance(p), p))[:3]:
+            by_work = sorted(winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
             found += [config for _, config in by_work[:2]]
         held = [] if hints.held is None else [hints.held]
         return list(dict.fromkeys([*held, *found, *hints.near]))[: WARM + 1]
 
 
-def _patient(searches: Sequence[ClassSearch], stop: Stop) -> Stop:
-    """Return a stop that waits until every class has at least one candidate that passed."""
+def _mean(values: Sequence[float], guess: float) -> float:
+    return sum(values) / len(values) if values else guess
 
-    def done() -> bool:
-        return stop() and all(any(isinstance(r, Screened) for r in s.screened.values()) for s in searches)
 
-    return done
+async def _all(work: Any) -> None:
+    """Run coroutines side by side; when one fails, give the others up and raise its error."""
+    tasks = [asyncio.ensure_future(w) for w in work]
+    try:
+        await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)

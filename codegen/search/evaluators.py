@@ -1,26 +1,28 @@
-"""The two ways to evaluate candidates: on the GPU that is present, or by compiling for one that is not."""
+"""How candidates are evaluated: on the GPUs that are present, see ``offline.py`` for one that is not."""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, Protocol
 
-from bole_codegen.search import roofline
+from bole_codegen.search.compiler import Compiler, Render, spilled
+from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.pool import Job, Pool
-from bole_codegen.search.results import Failed, KernelResources, Measurement, Screened, Screening, Timed
-from bole_codegen.search.targets import Target, class_of
+from bole_codegen.search.results import Failed, Measurement, Screened, Screening, Timed
+from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config, Variant
+from bole_runtime.kernels.space import Config
 
-VariantOf = Callable[[str, str], Variant]
-Stop = Callable[[], bool]
-#: Seconds for a candidate to compile and pass its check.
-SCREEN_LIMIT = 150.0
+#: Seconds for a compiled candidate to pass its check; a check takes a small part of one.
+CHECK_LIMIT = 45.0
 #: Seconds for a quick timing. Drawing the inputs of a bucket counts in.
 QUICK_LIMIT = 60.0
 FINALS_LIMIT = 180.0
+#: Checking processes of a device: one loads kernels while another runs.
+CHECKERS = 2
 
 
 class Evaluator(Protocol):
@@ -28,45 +30,64 @@ class Evaluator(Protocol):
 
     label: Literal["measured", "predicted"]
     workers: int
+    ledger: Ledger
 
     @property
     def bandwidth_gbs(self) -> float | None:
         """Bandwidth that floors are computed from, None before it is known."""
 
+    @property
+    def devices(self) -> int:
+        """Devices that classes are spread over."""
+
     def start(self) -> None:
         """Start every process, so that it is ready when the first candidate is."""
 
-    def screen(
-        self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
-    ) -> None:
-        """Compile, and check where a device is present. Calls ``done`` as candidates finish; stops when told to."""
+    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
+        """Compile, and check the launch that is timed where a device is present.
 
-    def quick(
-        self, target: Target, configs: Sequence[Config], done: Callable[[Config, Measurement], None], stop: Stop
-    ) -> None:
-        """Time screened candidates in one bucket, cheaply."""
+        Args:
+            problem: representative of a class.
+            config: a valid configuration.
+            keep: whether a candidate that spills counts all the same: others are compared with it.
+        """
 
-    def finals(self, target: Target, configs: Sequence[Config]) -> dict[Config, Measurement]:
+    async def confirm(self, problem: Problem, config: Config) -> Screening:
+        """Check a candidate in full: fp32 output against the fp64 reference, every form of launch."""
+
+    async def quick(self, target: Target, config: Config, device: int) -> Measurement:
+        """Time a screened candidate in one bucket, cheaply."""
+
+    async def finals(self, target: Target, configs: Sequence[Config], device: int) -> dict[Config, Measurement]:
         """Time finalists against each other. Those that fail now do not count."""
 
-    def floor_us(self, target: Target) -> float:
-        """Return the memory floor of a bucket."""
+    async def floor_us(self, target: Target, device: int) -> float:
+        """Return the memory floor of a bucket.
+
+        Raises:
+            RuntimeError: it cannot be measured; says why.
+        """
 
     def close(self) -> None:
         """Release every process."""
 
 
 class MeasuredEvaluator:
-    """Checks in many workers, times in one, all on the same device.
+    """Compiles in many processes without a device, checks in a few, times in one process a device.
+
+    Compiling and timing overlap: what uses a device takes turns through a lock, what compiles needs none.
 
     Args:
         record: the GPU.
-        device: CUDA index.
+        render: problem and configuration to kernels.
+        devices: CUDA indices, all of that GPU.
         seed: of all inputs.
-        workers: processes that compile and check; default, one a core less one.
+        workers: compiling processes; default, by cores.
         replays: of a final timing.
         log: file for what candidates print.
+        locks: folder of device locks, None for none.
         factory: bench class, for tests.
+        compiler: bench class of the compiling processes, for tests.
     """
 
     label: Literal["measured", "predicted"] = "measured"
@@ -74,170 +95,123 @@ class MeasuredEvaluator:
     def __init__(
         self,
         record: GpuRecord,
-        device: int = 0,
+        render: Render,
+        devices: Sequence[int] = (0,),
         seed: int = 0,
         workers: int | None = None,
         replays: int = 20,
         log: str | None = None,
+        locks: Path | None = None,
         factory: str = "bole_codegen.search.gpu_bench:GpuBench",
+        compiler: str = "bole_codegen.search.compile_bench:CompileBench",
     ) -> None:
-        self.workers = workers or max(1, (os.cpu_count() or 2) - 1)
+        self.ledger = Ledger()
+        # The timing process of a device must never wait for a core.
+        self.workers = workers or max(1, (os.cpu_count() or 2) - 2 * len(devices))
         self._replays = replays
-        options: dict[str, Any] = {"device": device, "seed": seed, "l2_bytes": record.l2_bytes}
-        self._screeners = Pool(factory, options, self.workers, log)
-        self._timer = Pool(factory, options, 1, log)
-        self._bandwidth: float | None = None
+        options: list[dict[str, Any]] = [
+            {"device": d, "seed": seed, "l2_bytes": record.l2_bytes, "locks": locks} for d in devices
+        ]
+        self._compiler = Compiler(record.key, render, self.workers, log, self.ledger, compiler)
+        self._checkers = Pool(factory, options * CHECKERS, len(options) * CHECKERS, log, self.ledger)
+        self._timers = [Pool(factory, o, 1, log, self.ledger) for o in options]
+        self.ledger.workers = {"compile": self.workers, "check": self._checkers.size, "time": len(options)}
+        self._bandwidth: dict[int, float] = {}
         self._floors: dict[Target, float] = {}
+
+    @property
+    def devices(self) -> int:
+        """See :class:`Evaluator`."""
+        return len(self._timers)
 
     def start(self) -> None:
         """See :class:`Evaluator`."""
-        self._screeners.start()
-        self._timer.start()
+        for pool in (*self._timers, self._checkers, self._compiler.pool):
+            pool.start()
 
-    def screen(
-        self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
-    ) -> None:
+    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
         """See :class:`Evaluator`."""
-        work = [Job("screen", job, SCREEN_LIMIT, i) for i, job in enumerate(jobs)]
-        self._screeners.run(work, lambda job, result: done(job.tag, result), stop)
+        compiled = await self._compiler.candidate(problem, config)
+        if isinstance(compiled, Failed):
+            return compiled
+        failed = None if keep else spilled(compiled)
+        if failed is not None:
+            return failed
+        result = await self._call(self._checkers, Job("gate", (problem, config), CHECK_LIMIT, "check"))
+        return result if isinstance(result, Failed) else Screened(result, compiled)
 
-    def quick(
-        self, target: Target, configs: Sequence[Config], done: Callable[[Config, Measurement], None], stop: Stop
-    ) -> None:
+    async def confirm(self, problem: Problem, config: Config) -> Screening:
         """See :class:`Evaluator`."""
-        work = [Job("quick", (target, config), QUICK_LIMIT, config) for config in configs]
-        self._timer.run(work, lambda job, result: done(job.tag, result), stop)
+        if problem.op == "verify" and problem.in_dtype != "fp32":
+            compiled = await self._compiler.candidate(problem, config, wide=True)
+            if isinstance(compiled, Failed):
+                return compiled
+        result = await self._call(self._checkers, Job("check", (problem, config), CHECK_LIMIT, "check"))
+        return result if isinstance(result, Failed) else Screened(result)
 
-    def finals(self, target: Target, configs: Sequence[Config]) -> dict[Config, Measurement]:
+    async def quick(self, target: Target, config: Config, device: int) -> Measurement:
+        """See :class:`Evaluator`."""
+        job = Job("quick", (target, config), QUICK_LIMIT, "draw")
+        result: Measurement = await self._call(self._timers[device], job)
+        return result
+
+    async def finals(self, target: Target, configs: Sequence[Config], device: int) -> dict[Config, Measurement]:
         """See :class:`Evaluator`."""
         configs = list(configs)
-        times = self._finals(target, configs)
+        times = await self._finals(target, configs, device)
         if isinstance(times, Failed):
             # One of them broke the device: find it alone, then compare the others.
-            alone = {c: self._finals(target, [c]) for c in configs}
+            alone = {c: await self._finals(target, [c], device) for c in configs}
             bad = {c: t if isinstance(t, Failed) else t[0] for c, t in alone.items() if not _timed(t)}
             good = [c for c in configs if c not in bad]
-            times = self._finals(target, good) if good else []
+            times = await self._finals(target, good, device) if good else []
             if isinstance(times, Failed):
                 times = [alone[c][0] for c in good]
             return {**bad, **dict(zip(good, times, strict=True))}
         return dict(zip(configs, times, strict=True))
 
-    def _finals(self, target: Target, configs: list[Config]) -> Any:
-        return self._timer.call("finals", target, configs, self._replays, limit=FINALS_LIMIT)
+    async def _finals(self, target: Target, configs: list[Config], device: int) -> Any:
+        job = Job("finals", (target, configs, self._replays), FINALS_LIMIT, "draw")
+        return await self._call(self._timers[device], job)
 
-    def floor_us(self, target: Target) -> float:
-        """See :class:`Evaluator`. At the copy bandwidth measured in this run."""
+    async def _call(self, pool: Pool, job: Job) -> Any:
+        """Run a job, once more if its process was killed from outside."""
+        result = await pool.call(job)
+        if isinstance(result, Failed) and result.kind == "killed":
+            result = await pool.call(job)
+        return result
+
+    async def floor_us(self, target: Target, device: int) -> float:
+        """See :class:`Evaluator`. At the copy bandwidth measured in this run on that device."""
         if target not in self._floors:
-            if self._bandwidth is None:
-                measured = self._timer.call("bandwidth", limit=FINALS_LIMIT)
+            timer = self._timers[device]
+            if device not in self._bandwidth:
+                measured = await self._call(timer, Job("bandwidth", (), FINALS_LIMIT))
                 if isinstance(measured, Failed):
                     raise RuntimeError(f"the copy bandwidth could not be measured: {measured.message}")
-                self._bandwidth = float(measured)
-            total = self._timer.call("floor_bytes", target, limit=FINALS_LIMIT)
+                self._bandwidth.setdefault(device, float(measured))
+            total = await self._call(timer, Job("floor_bytes", (target,), FINALS_LIMIT))
             if isinstance(total, Failed):
                 raise RuntimeError(f"{target.problem.key()}: {total.message}")
-            self._floors[target] = total / self._bandwidth * 1e-3
+            self._floors[target] = total / self._bandwidth[device] * 1e-3
         return self._floors[target]
 
     @property
     def restarts(self) -> int:
         """Workers that were replaced."""
-        return self._screeners.restarts + self._timer.restarts
+        return sum(p.restarts for p in (*self._timers, self._checkers, self._compiler.pool))
 
     @property
     def bandwidth_gbs(self) -> float | None:
-        """Copy bandwidth measured in this run."""
-        return self._bandwidth
+        """Copy bandwidth measured in this run, the mean over the devices."""
+        found = list(self._bandwidth.values())
+        return sum(found) / len(found) if found else None
 
     def close(self) -> None:
         """See :class:`Evaluator`."""
-        self._screeners.close()
-        self._timer.close()
+        for pool in (self._compiler.pool, self._checkers, *self._timers):
+            pool.close()
 
 
 def _timed(result: Any) -> bool:
     return not isinstance(result, Failed) and isinstance(result[0], Timed)
-
-
-class OfflineEvaluator:
-    """Compiles for the named GPU and ranks by the roofline model.
-
-    Args:
-        record: the GPU.
-        variant_of: (op, name) -> declared variant.
-        workers: compiling processes; default, one a core.
-        log: file for what compilers print.
-        factory: bench class, for tests.
-    """
-
-    label: Literal["measured", "predicted"] = "predicted"
-
-    def __init__(
-        self,
-        record: GpuRecord,
-        variant_of: VariantOf,
-        workers: int | None = None,
-        log: str | None = None,
-        factory: str = "bole_codegen.search.compile_bench:CompileBench",
-    ) -> None:
-        self.workers = workers or max(1, os.cpu_count() or 2)
-        self._record = record
-        self._variant_of = variant_of
-        self._pool = Pool(factory, {"gpu": record.key}, self.workers, log)
-        self._resources: dict[tuple[Problem, Config], tuple[KernelResources, ...]] = {}
-
-    def start(self) -> None:
-        """See :class:`Evaluator`."""
-        self._pool.start()
-
-    def screen(
-        self, jobs: Sequence[tuple[Problem, Config]], done: Callable[[int, Screening], None], stop: Stop
-    ) -> None:
-        """See :class:`Evaluator`."""
-
-        def finished(job: Job, result: Screening) -> None:
-            if isinstance(result, Screened):
-                self._resources[jobs[job.tag]] = result.resources
-            done(job.tag, result)
-
-        self._pool.run([Job("screen", job, SCREEN_LIMIT, i) for i, job in enumerate(jobs)], finished, stop)
-
-    def quick(
-        self, target: Target, configs: Sequence[Config], done: Callable[[Config, Measurement], None], stop: Stop
-    ) -> None:
-        """See :class:`Evaluator`. The model takes no time, so nothing is left out."""
-        del stop
-        for config in configs:
-            done(config, self._predict(target, config))
-
-    def finals(self, target: Target, configs: Sequence[Config]) -> dict[Config, Measurement]:
-        """See :class:`Evaluator`."""
-        return {config: self._predict(target, config) for config in configs}
-
-    def floor_us(self, target: Target) -> float:
-        """See :class:`Evaluator`. At the nominal bandwidth."""
-        return roofline.floor_us(target, self._record)
-
-    def _predict(self, target: Target, config: Config) -> Measurement:
-        key = (class_of(target.problem), config)
-        if key not in self._resources:
-            self.screen([key], lambda i, result: None, lambda: False)
-        if key not in self._resources:
-            return Failed("compile", "does not compile any more")
-        variant = self._variant_of(target.problem.op, config.variant)
-        return Timed(roofline.predict_us(target, config, variant, self._record, self._resources[key]), 0.0)
-
-    @property
-    def restarts(self) -> int:
-        """Workers that were replaced."""
-        return self._pool.restarts
-
-    @property
-    def bandwidth_gbs(self) -> float | None:
-        """The nominal bandwidth."""
-        return self._record.bandwidth_gbs
-
-    def close(self) -> None:
-        """See :class:`Evaluator`."""
-        self._pool.close()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -10,10 +11,11 @@ import msgspec
 
 from bole_codegen.search.choose import choose, make_entry
 from bole_codegen.search.class_search import ClassSearch, Environment
-from bole_codegen.search.evaluators import Evaluator, Stop
+from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Measurement, Screened
+from bole_codegen.search.results import Failed, Measurement, Screened, Screening
 from bole_codegen.search.targets import Target, nearest_anchor
+from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
@@ -74,85 +76,121 @@ class Finisher:
         self._top = top
         self._incumbents = incumbents
         self._progress = progress
+        self._confirmed: dict[tuple[Problem, Config], asyncio.Future[Screening]] = {}
 
-    def time(self, search: ClassSearch, target: Target, configs: Sequence[Config], stop: Stop) -> None:
-        """Time candidates of a bucket, cheaply."""
-        if not configs:
-            return
-        self._progress.phase(f"timing {len(configs)} candidates in {target.problem.key()}")
+    async def time(self, search: ClassSearch, target: Target, config: Config, device: int) -> Measurement:
+        """Time a candidate of a bucket, cheaply."""
+        result = await self._evaluator.quick(target, config, device)
+        search.set_time(target, config, result)
+        self._progress.timed(target, config, result)
+        return result
 
-        def timed(config: Config, result: Any) -> None:
-            search.set_time(target, config, result)
-            self._progress.timed(target, config, result)
+    async def finish(self, search: ClassSearch, device: int, done: Callable[[BucketResult], None]) -> None:
+        """Compare finalists in every bucket of a class.
 
-        self._evaluator.quick(target, configs, timed, stop)
-
-    def finish(self, search: ClassSearch) -> list[BucketResult]:
-        """Return the result of every bucket of a class."""
-        results = []
+        Args:
+            search: the class.
+            device: where it is timed.
+            done: called with each result as it is there.
+        """
+        self._progress.phase(f"comparing finalists of {_name(search)}")
+        others = [t for t in search.members if t not in search.searched]
+        await asyncio.gather(*(self._neighbours(search, t, device) for t in others))
+        # In all buckets at once, so that compiling them keeps every process busy.
+        first = {c for t in search.members for c in self._candidates(search, t)}
+        await asyncio.gather(*(self._confirm(search, c) for c in sorted(first, key=str)))
         for target in search.members:
-            result = self._bucket(search, target)
-            results.append(result)
+            result = await self._bucket(search, target, device)
             entry = result.entry
             times = (None, None) if entry is None else (entry.median_us, entry.default_us)
             self._progress.finished(target, *times)
-        return results
+            done(result)
 
-    def _finalists(self, search: ClassSearch, target: Target) -> tuple[list[Config], Target | None]:
-        if target in search.searched:
-            return search.best(target, self._top), None
-        source = nearest_anchor(target, search.searched)
-        found = list(dict.fromkeys(c for t in _beside(target, search.searched) for c in search.best(t, self._top)))
-        found = [c for c in found if search.reason(target, c) is None and c not in search.times[target]]
-        self.time(search, target, found, lambda: False)
-        return search.best(target, self._top), source
+    async def _neighbours(self, search: ClassSearch, target: Target, device: int) -> None:
+        """Time the best of the searched buckets beside a bucket."""
+        found = dict.fromkeys(c for t in _beside(target, search.searched) for c in search.best(t, self._top))
+        fresh = [c for c in found if search.fits(target, c) and c not in search.times[target]]
+        await asyncio.gather(*(self.time(search, target, c, device) for c in fresh))
 
-    def _bucket(self, search: ClassSearch, target: Target) -> BucketResult:
+    def _candidates(self, search: ClassSearch, target: Target) -> list[Config]:
+        """Return the finalists of a bucket by quick time, and what they have to beat."""
+        known = self._incumbents(target).held
+        held = None if known is None else search.representative(known)
+        passed = [
+            c
+            for c in (search.representative(search.defaults[target]), held)
+            if c is not None and isinstance(search.screened.get(c), Screened) and search.fits(target, c)
+        ]
+        return list(dict.fromkeys([*search.best(target, self._top), *passed]))
+
+    async def _confirm(self, search: ClassSearch, config: Config) -> bool:
+        """Check a finalist in full, once a class; return whether it passed."""
+        key = (search.problem, config)
+        if key not in self._confirmed:
+            self._confirmed[key] = asyncio.ensure_future(self._evaluator.confirm(*key))
+            result = await asyncio.shield(self._confirmed[key])
+            if isinstance(result, Failed):
+                search.set_screened(config, result)
+            else:
+                before = search.screened.get(config)
+                resources = before.resources if isinstance(before, Screened) else ()
+                search.screened[config] = Screened(result.error, resources)
+                if self._env.known_bad is not None:
+                    self._env.known_bad.clear(search.problem, config)
+            return isinstance(result, Screened)
+        return isinstance(await asyncio.shield(self._confirmed[key]), Screened)
+
+    async def _finalists(self, search: ClassSearch, target: Target, but: set[Config]) -> list[Config]:
+        """Return finalists that passed the full check and are not among ``but``."""
+        while True:
+            wanted = [c for c in self._candidates(search, target) if c not in but]
+            # Those that were compared before make room for the next best.
+            wanted += [c for c in search.best(target, self._top + len(but)) if c not in but and c not in wanted]
+            wanted = wanted[: self._top + 2]
+            passed = await asyncio.gather(*(self._confirm(search, c) for c in wanted))
+            if all(passed):
+                return wanted
+
+    async def _bucket(self, search: ClassSearch, target: Target, device: int) -> BucketResult:
         default = search.representative(search.defaults[target])
         known = self._incumbents(target).held
         held = None if known is None else search.representative(known)
-        finalists, source = self._finalists(search, target)
-        passed = [
-            c
-            for c in (default, held)
-            if c is not None and isinstance(search.screened.get(c), Screened) and search.reason(target, c) is None
-        ]
-        finalists = list(dict.fromkeys([*finalists, *passed]))
-        if not finalists:
-            reasons = {r.message for r in search.screened.values() if isinstance(r, Failed)}
-            why = next(iter(sorted(reasons)), "no candidate was tried before the time ran out")
-            return BucketResult(target, None, f"no candidate works; the first reason: {why}")
         try:
-            floor = self._evaluator.floor_us(target)
+            floor = await self._evaluator.floor_us(target, device)
         except RuntimeError as error:
             return BucketResult(target, None, str(error))
         times: dict[Config, Measurement] = {}
+        good: list[Config] = []
         for _ in range(REFILLS):
-            self._progress.phase(f"comparing {len(finalists)} finalists in {target.problem.key()}")
-            times.update(self._evaluator.finals(target, finalists))
+            finalists = await self._finalists(search, target, set(times))
+            if not finalists:
+                break
+            times.update(await self._evaluator.finals(target, [*finalists, *good], device))
             for config in finalists:
                 if isinstance(times[config], Failed):
                     search.set_time(target, config, times[config])
             good = [c for c, t in times.items() if not isinstance(t, Failed)]
-            more = [c for c in search.best(target, self._top + len(times)) if c not in times]
-            if any(c != default for c in good) or not more:
+            if any(c != default for c in good):
                 break
             # All that looked best failed at full size: the next best, against the default again.
-            finalists = [*more[: self._top], *good]
-        chosen = choose(times, default, held, lambda c: len(self._render(search, c)))
-        if chosen is None:
+        if not times:
+            reasons = {r.message for r in search.screened.values() if isinstance(r, Failed)}
+            why = next(iter(sorted(reasons)), "no candidate was tried before the time ran out")
+            return BucketResult(target, None, f"no candidate works; the first reason: {why}")
+        kept = choose(times, default, held, lambda c: len(self._render(search, c)), self._evaluator.label)
+        if kept is None:
             why = next((r.message for r in times.values() if isinstance(r, Failed)), "no time")
             return BucketResult(target, None, f"every finalist failed; the first reason: {why}")
         entry = make_entry(
             target,
             times,
-            chosen,
+            kept,
             default,
-            rendered=self._render(search, chosen),
+            rendered=self._render(search, kept),
             floor_us=floor,
-            error=search.error_of(chosen),
+            error=search.error_of(kept),
             label=self._evaluator.label,
-            transferred_from=source,
+            transferred_from=None if target in search.searched else nearest_anchor(target, search.searched),
             trials=search.tried,
         )
         return BucketResult(target, entry)
@@ -201,3 +239,8 @@ def _beside(target: Target, searched: Sequence[Target]) -> list[Target]:
     above = [t for t in searched if t.problem.work >= target.problem.work]
     found = [max(below, key=lambda t: t.problem.work)] if below else []
     return found + ([min(above, key=lambda t: t.problem.work)] if above else [])
+
+
+def _name(search: ClassSearch) -> str:
+    p = search.problem
+    return f"{p.op} {p.family} {p.precision} n{p.nodes}"

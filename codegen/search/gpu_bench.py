@@ -1,19 +1,25 @@
-"""What runs candidates on the GPU, inside a worker process: checks, quick times, final times."""
+"""What runs candidates on the GPU, inside a worker process: checks, quick times, final times.
+
+Kernels come compiled from Triton's cache. A first launch, which loads them, and the capture of graphs do not hold the
+device; checks and timed replays take turns.
+"""
 
 from __future__ import annotations
 
-import time
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
 from dataclasses import replace
+from pathlib import Path
 
 import torch
 
-from bole_codegen.measure import CaptureError, Timing, capture_layers, copy_bandwidth, time_interleaved, time_launches
+from bole_codegen.measure import CaptureError, Timing, capture_layers, copy_bandwidth, time_interleaved
+from bole_codegen.search import phases
 from bole_codegen.search.bucket_inputs import BucketInputs, layer_count, open_bucket
 from bole_codegen.search.case import CheckCase
-from bole_codegen.search.results import CandidateError, Failed, Screened, Timed
+from bole_codegen.search.device_lock import device_lock
+from bole_codegen.search.results import CandidateError, Failed, Timed
 from bole_codegen.search.targets import Target
 from bole_runtime import Config
 from bole_runtime.kernels.problem import Problem
@@ -21,7 +27,9 @@ from bole_runtime.kernels.problem import Problem
 #: Part of the device's memory that must be free before another bucket is drawn beside those that are kept.
 FREE_SHARE = 0.4
 #: Checks whose inputs stay on the device.
-KEEP_CASES = 8
+KEEP_CASES = 16
+#: Timed replays of a quick timing.
+QUICK_REPLAYS = 7
 _COMPILE_ERRORS = {"CompilationError", "CompileTimeAssertionFailure", "UnsupportedLanguageConstruct", "PTXASError"}
 
 
@@ -59,9 +67,12 @@ class GpuBench:
         seed: of all inputs.
         l2_bytes: L2 capacity, for the number of layers.
         memory_share: part of the free memory that one bucket's inputs may take.
+        locks: folder of device locks, None for none.
     """
 
-    def __init__(self, device: int, seed: int, l2_bytes: int, memory_share: float = 0.6) -> None:
+    def __init__(
+        self, device: int, seed: int, l2_bytes: int, memory_share: float = 0.6, locks: Path | None = None
+    ) -> None:
         if not torch.cuda.is_available():
             raise RuntimeError("no CUDA device is available")
         torch.cuda.set_device(device)
@@ -70,30 +81,52 @@ class GpuBench:
         self._seed = seed
         self._l2 = l2_bytes
         self._share = memory_share
+        self._lock = device_lock(locks, device)
         self._cases: OrderedDict[Problem, CheckCase] = OrderedDict()
         self._buckets: OrderedDict[Target, BucketInputs] = OrderedDict()
 
     def bandwidth(self) -> float:
         """Measure the copy bandwidth, 1e9 bytes a second."""
-        return copy_bandwidth(device=self._device)
+        with self._lock.held("time"):
+            return copy_bandwidth(device=self._device)
 
-    def screen(self, problem: Problem, config: Config) -> Screened:
-        """Compile a candidate and check it against the reference.
+    def gate(self, problem: Problem, config: Config) -> float:
+        """Check the launch that is timed, its output in the type of the inputs; return its relative error.
 
         Raises:
             CandidateError: it does not count; see ``results.KINDS``.
         """
-        started = time.perf_counter()
+        return self._checked(problem, config, full=False)
+
+    def check(self, problem: Problem, config: Config) -> float:
+        """Check every form of launch, fp32 output against the fp64 reference; return the relative error.
+
+        Raises:
+            CandidateError: it does not count.
+        """
+        return self._checked(problem, config, full=True)
+
+    def _checked(self, problem: Problem, config: Config, full: bool) -> float:
+        try:
+            phases.enter("check")
+            case = self._case(problem)
+            # Loads the kernels, which takes longer than the check itself, and finds those that never end.
+            case.launch(config, full)
+            torch.cuda.synchronize()
+            with self._lock.held("check"):
+                error = case.run(config) if full else case.gate(config)
+                torch.cuda.synchronize()
+        except Exception as found:
+            raise classify(found) from found
+        return error
+
+    def _case(self, problem: Problem) -> CheckCase:
         if problem not in self._cases:
             self._cases[problem] = CheckCase(problem, self._device, self._seed)
             while len(self._cases) > KEEP_CASES:
                 self._cases.popitem(last=False)
-        try:
-            error = self._cases[problem].run(config)
-            torch.cuda.synchronize()
-        except Exception as found:
-            raise classify(found) from found
-        return Screened(error, seconds=time.perf_counter() - started)
+        self._cases.move_to_end(problem)
+        return self._cases[problem]
 
     def quick(self, target: Target, config: Config) -> Timed:
         """Time a candidate with few replays.
@@ -102,8 +135,10 @@ class GpuBench:
             CandidateError: it cannot run in this bucket.
         """
         make, nodes, layers = self._open(target).launches(config)
+        phases.enter("time")
         try:
-            return _timed(time_launches(make, nodes, replays=7, warmup=1, warmup_ms=1.0), layers)
+            with capture_layers(make, nodes, 1) as graph, self._lock.held("time"):
+                return _timed(time_interleaved({"": graph}, QUICK_REPLAYS, warmup_ms=1.0)[""], layers)
         except CaptureError as error:
             raise classify(error) from error
 
@@ -117,6 +152,7 @@ class GpuBench:
             CandidateError: one of them broke the device; nothing was timed.
         """
         opened = self._open(target)
+        phases.enter("finals")
         results: list[Timed | Failed] = []
         layers = 1
         with ExitStack() as stack:
@@ -132,7 +168,8 @@ class GpuBench:
                     if found.fatal:
                         raise CandidateError(found.kind, f"{config}: {found.message}", fatal=True) from error
                     results.append(Failed(found.kind, found.message))
-            times = time_interleaved(graphs, replays) if graphs else {}
+            with self._lock.held("finals"):
+                times = time_interleaved(graphs, replays) if graphs else {}
         for name, timing in times.items():
             results[int(name)] = _timed(timing, layers)
         return results

@@ -4,20 +4,24 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-#: Kinds of failure, in the order that reports list them.
+#: Kinds of failure, in the order that reports list them; each reads after a number.
 KINDS: dict[str, str] = {
-    "compile": "does not compile",
-    "resources": "needs more shared memory or registers than there are",
-    "spills": "spills registers",
-    "wrong": "wrong numbers",
-    "nan": "NaN or an element not written",
-    "bounds": "writes outside its output",
-    "races": "differs from run to run",
-    "crash": "killed its process",
-    "illegal": "illegal memory access",
-    "hang": "ran past its time limit",
+    "compile": "did not compile",
+    "slow": "took too long to compile",
+    "resources": "needed more shared memory or registers than there are",
+    "spills": "spilled registers",
+    "wrong": "gave wrong numbers",
+    "nan": "left NaN or unwritten elements",
+    "bounds": "wrote outside their output",
+    "races": "differed from run to run",
+    "crash": "crashed their process",
+    "killed": "had their process killed",
+    "illegal": "made an illegal memory access",
+    "hang": "ran past their time limit",
     "error": "raised an error",
 }
+#: Kinds that say something about the kernel itself, wherever it runs on such a GPU: kept on the known-bad list.
+BAD_KINDS = ("wrong", "nan", "bounds", "races", "crash", "illegal", "hang")
 
 
 class CandidateError(Exception):

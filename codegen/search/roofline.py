@@ -7,14 +7,17 @@ The time of a launch is the sum over its kernels of
 - memory: bytes of the kernel over the bandwidth that its resident programs can draw, the last wave paid in full. By
   Little's law they need ``bandwidth * MEMORY_LATENCY`` bytes in flight; a program holds one tile, or ``stages - 1``
   blocks of it. Workspaces are written and read again, through L2 where they fit.
-- compute: programs a multiprocessor runs, times what one takes of it: PROGRAM + serial steps * STEP + operations over a
-  share of the tensor-core rate. Operations are weighted by the passes of their precision (bf16 1, tf32 2, three bf16
-  terms 3, three tf32 terms 6). A triangular solve has a serial step a row, or a few a block.
+- compute: programs a multiprocessor runs, times what one takes of it: PROGRAM + serial steps * STEP + warp instructions
+  over ISSUE + operations over a share of the tensor-core rate. Operations are weighted by the passes of their precision
+  (bf16 1, tf32 2, three bf16 terms 3, three tf32 terms 6). A triangular solve has a serial step a row, or a few a
+  block.
 - Programs per multiprocessor follow from registers and shared memory of the compiled kernel, or from a guess by tile
   size before it is compiled. Spilled values travel through L2.
 
-The constants were fitted to a dozen times of simple, untuned kernels of this kind on one H200. The model ranks; it is
-not a measurement, and every table entry that comes from it says ``predicted``.
+The constants were fitted to a dozen times of simple, untuned kernels of this kind on one H200, where predictions are
+0.5 to 1.2 times the measurement. Commits follow the instructions of their compiled kernels (docs/performance.md). The
+model ranks; it is not a measurement, every table entry that comes from it says ``predicted``, and one only replaces
+the analytic default where the model is sure, see ``choose.MODEL_NOISE``.
 """
 
 from __future__ import annotations
@@ -39,6 +42,10 @@ LATENCY = 2.2
 PROGRAM = 0.8
 #: Microseconds of one dependent step of a solve.
 STEP = 0.03
+#: Warp instructions that a multiprocessor issues in a microsecond, of kernels that are not one long dot.
+ISSUE = 3400.0
+#: Warp instructions of a commit for each element of the state a thread holds: a token of ``steps``, 16 of ``path``.
+STEP_ISSUE, CHUNK_ISSUE = 7.5, 60.0
 #: Seconds from a request to DRAM until its answer.
 MEMORY_LATENCY = 0.8e-6
 #: Parts of the nominal rates that such kernels reach.
@@ -66,6 +73,7 @@ class KernelCost:
         flops: operations of all programs, weighted by passes.
         in_flight: bytes a program requests at a time.
         steps: dependent steps of a program.
+        issue: instructions of each warp of a program, where they are known.
     """
 
     programs: int
@@ -74,6 +82,7 @@ class KernelCost:
     flops: float
     in_flight: float
     steps: float
+    issue: float = 0.0
 
 
 def _rows(problem: Problem) -> int:
@@ -115,9 +124,14 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
     in_flight = min(bv * dk, bv * bk * ahead) * size
     chunk = int(get("chunk", 0))
     if problem.op == "commit":
-        chunk = chunk or 16
-        flops = 6.0 * heads * chunk * dk * problem.dv * _passes(get, "dot", "tf32x3")
-        return [KernelCost(grids[0], traffic.total, 0, flops, in_flight, chunk)]
+        tokens = ACCEPTED + problem.pending
+        each = bv * dk / (32.0 * int(get("warps", 4)))
+        if not chunk:
+            return [KernelCost(grids[0], traffic.total, 0, 0, in_flight, tokens, 600.0 + STEP_ISSUE * each * tokens)]
+        chunks = -(-tokens // chunk)
+        flops = 6.0 * heads * chunks * chunk * dk * problem.dv * _passes(get, "dot", "tf32x3")
+        issue = CHUNK_ISSUE * each * chunks * max(1.0, chunk / 16)
+        return [KernelCost(grids[0], traffic.total, 0, flops, in_flight, chunk * chunks, issue)]
     tiles = max(1, grids[-1] // max(1, heads))
     again = traffic.inputs * (tiles - 1) * 0.5
     scratch = 4.0 * sum(variant.workspace(problem, config, target.batch, target.hv))
@@ -172,7 +186,7 @@ def kernel_us(cost: KernelCost, resources: KernelResources, warps: int, record: 
     # A multiprocessor needs four warps to issue to its four schedulers.
     issue = min(1.0, min(per_sm, max(1.0, cost.programs / record.sms)) * warps / 4)
     rate = record.bf16_tflops * 1e6 / record.sms * TENSOR_SHARE * issue
-    program = PROGRAM + cost.steps * STEP + cost.flops / cost.programs / rate
+    program = PROGRAM + cost.steps * STEP + cost.issue * warps / ISSUE / issue + cost.flops / cost.programs / rate
     compute = max(1.0, cost.programs / record.sms) * program
     return LATENCY + max(memory, compute) + OVERLAP_LOSS * min(memory, compute)
 

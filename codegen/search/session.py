@@ -17,6 +17,7 @@ from bole_codegen.search.space import space_hash
 from bole_codegen.search.store import Store
 from bole_codegen.search.targets import Target
 from bole_codegen.tables.kernels import write_kernels
+from bole_codegen.tables.known_bad import KnownBad
 from bole_codegen.tables.provenance import header
 from bole_codegen.tables.writer import check_target, merge_entries
 from bole_runtime.gpus import GpuRecord
@@ -52,6 +53,7 @@ class Session:
         fresh: forget earlier evaluations of these buckets.
         seed: of samplers.
         progress: what people see.
+        begun: when the time budget began, of ``time.monotonic``.
         paths: tables written so far.
         kept: keys whose measured entries were kept against predictions.
     """
@@ -67,6 +69,7 @@ class Session:
     seed: int
     progress: Progress
     variants: Callable[[str], Sequence[Variant]] = all_variants
+    begun: float | None = None
     paths: list[Path] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     driver: Driver | None = None
@@ -82,6 +85,7 @@ class Session:
         for family in {t.problem.family for t in self.targets}:
             # A table that cannot be rewritten must not cost a search first.
             check_target(self._path(family), header(self.gpu, family, PROTOCOLS[self.evaluator.label]))
+        # They take seconds to start, in which the rest is made ready.
         self.evaluator.start()
         declared: Mapping[tuple[str, str], Variant] = {(op, v.name): v for op in OPS for v in self.variants(op)}
         space = space_hash(declared.values(), self.evaluator.label, self.gpu.triton, PROTOCOLS[self.evaluator.label])
@@ -94,12 +98,21 @@ class Session:
             render=render,
             store=store,
             seed=self.seed,
+            known_bad=self._known_bad(),
         )
-        self.driver = Driver(env, self.evaluator, self.options, self._hints(), self._save, self.progress)
+        hints = self._hints()
+        self.driver = Driver(env, self.evaluator, self.options, hints, self._save, self.progress, self.begun)
         return self.driver.run(self.targets)
 
     def _path(self, family: str) -> Path:
         return table_path(self.out, self.record.key, family)
+
+    def _known_bad(self) -> KnownBad | None:
+        """Return the list of known-bad kernels; without the GPU nothing is learnt and nothing is run."""
+        if self.evaluator.label == "predicted" or not self.gpu.triton:
+            return None
+        roots = tuple(dict.fromkeys((self.out, *tuned_roots())))
+        return KnownBad(roots, self.record.key, self.gpu.triton, self.fresh)
 
     def _save(self, entries: list[Entry]) -> None:
         for family in sorted({e.family for e in entries}):

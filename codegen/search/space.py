@@ -38,6 +38,18 @@ def identity(problem: Problem, config: Config, render: Render) -> Identity:
     return tuple((k.text_hash, k.plan.num_warps, k.plan.num_stages) for k in render(problem, config))
 
 
+class _Looked(Config):
+    """A configuration that is asked for its values many times, and never kept."""
+
+    def __init__(self, variant: str, params: tuple[tuple[str, Value], ...]) -> None:
+        super().__init__(variant, params)
+        object.__setattr__(self, "_values", dict(params))
+
+    def __getitem__(self, name: str) -> Any:
+        values: dict[str, Any] = self.__dict__["_values"]
+        return values[name]
+
+
 class SpaceView:
     """Valid configurations of one variant for one problem on one GPU.
 
@@ -92,22 +104,29 @@ class SpaceView:
         for p in params:
             total *= len(p.choices)
         if total <= 5_000:
-            return self._filter(product(*(p.choices for p in params)), total)
+            return self._filter(product(*(p.choices for p in params)))
         known = self._explore()
         useful = [tuple(c for c in p.choices if any(k[i] == c for k in known)) for i, p in enumerate(params)]
         total = 1
         for choices in useful:
             total *= max(1, len(choices))
         if total <= FULL_PRODUCT:
-            return self._filter(product(*useful), total)
+            return self._filter(product(*useful))
         return [self._config(k) for k in sorted(known, key=repr)]
 
     def _config(self, values: tuple[Value, ...]) -> Config:
         return Config(self.variant.name, tuple(zip((p.name for p in self.variant.params), values, strict=True)))
 
-    def _filter(self, values: Iterable[tuple[Value, ...]], total: int) -> list[Config]:
-        del total
-        return [c for c in map(self._config, values) if self.ok(c)]
+    def _filter(self, values: Iterable[tuple[Value, ...]]) -> list[Config]:
+        # Tens of thousands: looked up in a dict, and without asking each time whether the variant applies.
+        names = [p.name for p in self.variant.params]
+        check, problem, limits = self.variant.check, self.problem, self.limits
+        found = []
+        for assignment in values:
+            params = tuple(zip(names, assignment, strict=True))
+            if check(problem, _Looked(self.variant.name, params), limits) is None:
+                found.append(Config(self.variant.name, params))
+        return found
 
     def _explore(self) -> set[tuple[Value, ...]]:
         params = self.variant.params

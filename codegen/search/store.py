@@ -16,9 +16,11 @@ import optuna
 from optuna.storages import BaseStorage
 from optuna.trial import TrialState, create_trial
 
+from bole_codegen.search.claims import Claims
 from bole_codegen.search.results import KINDS, Failed, Timed
 from bole_codegen.search.sampler import trial_params
 from bole_codegen.search.targets import Target
+from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, Variant
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -66,11 +68,16 @@ class Store:
         self._variants = variants
         self._fresh = fresh
         self._studies: dict[str, optuna.Study] = {}
+        self.claims = Claims(storage)
         self.resumed = 0
 
     def name(self, target: Target) -> str:
         """Return the study name of a bucket."""
         return f"{self._gpu}/{target.problem.key()}@{self._space}"
+
+    def class_name(self, problem: Problem) -> str:
+        """Return the name that a class is claimed by."""
+        return f"{self._gpu}/{problem.key()}@{self._space}"
 
     def load(self, target: Target) -> list[Record]:
         """Return the finished evaluations of a bucket, oldest first; damaged ones are left out."""

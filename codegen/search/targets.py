@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
-from bole_codegen.measure.trees import make_parents
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     NODE_BUCKETS,
@@ -106,6 +105,9 @@ def make_targets(
     batch_list = sorted({_least(b, 1, "batch") for b in batches})
     if batch_list and batch_list[-1] > MAX_BATCH:
         raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
+    # Here, not above: workers read targets, and need not import torch for that.
+    from bole_codegen.measure.trees import make_parents
+
     make_parents(shape, 1, 1)  # Refuses an unknown shape.
     found: dict[Problem, Target] = {}
     for op, family, in_dtype, state_dtype, gate_mode, precision in _product(*lists):

@@ -1,8 +1,9 @@
 """The child process that runs candidates, and may die of them.
 
-A worker builds one *bench* object and answers calls of its methods until its pipe closes. The parent keeps the time:
-a worker that hangs is killed, one that dies is replaced. Started as ``python -m bole_codegen.search.worker FD``: a
-program of its own, so that nothing of the parent's is imported or inherited but the pipe.
+A worker builds one *bench* object and answers calls of its methods until its pipe closes. On the way it says which
+phase it is in. The parent keeps the time: a worker that hangs is killed, one that dies is replaced. Started as
+``python -m bole_codegen.search.worker FD``: a program of its own, so that nothing of the parent's is imported or
+inherited but the pipe.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ import signal
 import sys
 from multiprocessing.connection import Connection
 from typing import Any
+
+from bole_codegen.search import phases
 
 _PR_SET_PDEATHSIG = 1
 
@@ -61,7 +64,8 @@ def _call(bench: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def serve(pipe: Connection) -> None:
-    """Serve calls: ``(method, args)`` in, ``("ok", result)`` or ``("failed", kind, message, fatal)`` out."""
+    """Serve calls: ``(method, args)`` in; ``("phase", name)``, then ``("ok", result)`` or
+    ``("failed", kind, message, fatal)`` out."""
     _follow_parent()
     factory, options, log, path = pipe.recv()
     if log is not None:
@@ -73,6 +77,7 @@ def serve(pipe: Connection) -> None:
         pipe.send(("broken", f"{type(error).__name__}: {error}"[:1000]))
         return
     pipe.send(("ready", os.getpid()))
+    phases.connect(lambda phase: pipe.send(("phase", phase)))
     while True:
         try:
             method, args = pipe.recv()

@@ -11,7 +11,7 @@ FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
 
 
 @given(conv_draws(max_nodes=14, max_batch=3))
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=40, deadline=None)
 def test_random(draw: ConvDraw) -> None:
     run_conv_draw(draw, "cpu", FP32, FP32)
 

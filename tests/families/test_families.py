@@ -45,7 +45,7 @@ def test_gdn_raw_gates() -> None:
         "A_log": torch.tensor([0.0, 0.0, 0.0]),
         "dt_bias": torch.tensor([0.0, 0.0, 0.0]),
     }
-    ready = get_family("gdn").to_ready(gates, 2.0)
+    ready = get_family("gdn").make_ready["raw"](gates, {"beta_scale": 2.0})
     expected = torch.tensor([[-math.exp(-200), -math.log(2), -200]], dtype=torch.float64)
     torch.testing.assert_close(ready["g"], expected, rtol=1e-12, atol=0)
     torch.testing.assert_close(ready["beta"][0, 1:], torch.tensor([1.0, 2.0]).double())
@@ -54,7 +54,7 @@ def test_gdn_raw_gates() -> None:
 
 @pytest.mark.parametrize("name", ["mamba1", "Mamba", "path-attention", "log_linear", "TTT", "titans"])
 def test_families_outside_the_form_are_refused_by_name(name: str) -> None:
-    with pytest.raises(ValueError, match=f"recurrence: '{name}' is outside the supported form: .* Supported: gdn"):
+    with pytest.raises(ValueError, match=f"recurrence: '{name}' is outside the supported form: .* Supported: comba, "):
         get_family(name)
 
 

@@ -17,6 +17,9 @@ EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
 BV = tl.constexpr(32)  # value columns of a program
+COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
+FLUSH = tl.constexpr(2)  # action: fold the chain alone
+APPEND = tl.constexpr(3)  # action: copy the path behind the chain
 C = tl.constexpr(16)  # tokens folded at a time
 SOLVE = tl.constexpr("tf32x3")  # precision of the triangular solve
 LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
@@ -135,13 +138,14 @@ def state_update(u, k, s):
 "stride_betan", "stride_betah", "stride_wb", "stride_wn",
     ],
     do_not_specialize_on_alignment=[
-"layers_ptr", "slots_ptr", "accepted_ptr", "words_ptr", "offsets_ptr",
+"layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_c9291917(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_ac9ef638(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
+    actions_ptr,
     words_ptr,
     offsets_ptr,
     pcapacity,
@@ -200,6 +204,9 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_c9291917(
     plength_ptr = tl.multiple_of(tl.load(pointers + 9).to(tl.pointer_type(tl.int32)), 16)
     pstart_ptr = tl.multiple_of(tl.load(pointers + 10).to(tl.pointer_type(tl.int32)), 16)
     accepted = tl.load(accepted_ptr + b).to(tl.int32)
+    action = COMMIT
+    if actions_ptr is not None:
+        action = tl.load(actions_ptr + b)
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -216,19 +223,49 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_c9291917(
     plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
     pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
     pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
-    if (slot < 0) | (accepted < 0) | (accepted >= count):
+    flush = action == FLUSH
+    takes_path = (action == COMMIT) | (action == APPEND)
+    takes_path = takes_path & (accepted >= 0) & (accepted < count)
+    if (slot < 0) | ((flush | takes_path) == 0):
         return
     all_nodes = tl.arange(0, NODES)
-    word = tl.load(words_base + accepted * stride_wn + (all_nodes >> 5), mask=all_nodes < count, other=0)
+    word = tl.load(words_base + accepted * stride_wn + (all_nodes >> 5), mask=takes_path & (all_nodes < count), other=0)
     on_path = (word >> (all_nodes & 31)) & 1
     position = tl.cumsum(on_path, axis=0) - 1
     length = tl.sum(on_path, axis=0)
-    if length == 0:
+    total = length + plength
+    if (total == 0) | (takes_path & (length == 0)):
         return
     cols = tile * BV + tl.arange(0, BV)
+    if actions_ptr is not None:
+        if action == APPEND:
+            lane = tl.arange(0, 16)
+            for above in range(0, length, 16):
+                step = lane + above
+                wanted = step < length
+                here = (on_path != 0)[None, :] & (position[None, :] == step[:, None])
+                node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
+                ring = (pstart + plength + step) % pcapacity
+                v_rows = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh
+                v = load_rows(v_rows, stride_vn, node, wanted, tile * BV, DV, BV)
+                pv_rows = pv_ptr + kept * stride_pvs + h * stride_pvh
+                store_rows(pv_rows, stride_pvn, ring, wanted, tile * BV, v, DV, BV)
+                if tile == 0:
+                    g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
+                    beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
+                    g = tl.load(g_rows + node * stride_gn, mask=wanted, other=0.0).to(tl.float32)
+                    beta = tl.load(beta_rows + node * stride_betan, mask=wanted, other=0.0).to(tl.float32)
+                    ring_gates = kept * stride_pgs + ring * stride_pgn + h
+                    tl.store(pg_ptr + ring_gates, g, mask=wanted)
+                    tl.store(pbeta_ptr + ring_gates, beta, mask=wanted)
+                    if h % GROUP == 0:
+                        k_rows = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+                        k = load_rows(k_rows, stride_kn, node, wanted, 0, DK, DK_PAD)
+                        pk_rows = pk_ptr + kept * stride_pks + kh * stride_pkh
+                        store_rows(pk_rows, stride_pkn, ring, wanted, 0, k, DK, DK_PAD)
+            return
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
-    total = length + plength
     lane = tl.arange(0, C)
     for first in range(0, total, C):
         rows = lane + first

@@ -157,7 +157,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_6058386f(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_dd4a769a(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -221,12 +221,12 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_6058386f(
     on_path = (word >> (all_nodes & 31)) & 1
     position = tl.cumsum(on_path, axis=0) - 1
     length = tl.sum(on_path, axis=0)
-    if length == 0:
+    total = length
+    if total == 0:
         return
     cols = tile * BV + tl.arange(0, BV)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
-    total = length
     lane = tl.arange(0, C)
     for first in range(0, total, C):
         rows = lane + first

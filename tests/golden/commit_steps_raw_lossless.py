@@ -78,7 +78,7 @@ def split_gate(g):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_k128v128g2_bf16_sfp32_raw_lossless_n16_7686ad8d(
+def gdn_commit_steps_k128v128g2_bf16_sfp32_raw_lossless_n16_3b3be93b(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -141,12 +141,12 @@ def gdn_commit_steps_k128v128g2_bf16_sfp32_raw_lossless_n16_7686ad8d(
     on_path = (word >> (all_nodes & 31)) & 1
     position = tl.cumsum(on_path, axis=0) - 1
     length = tl.sum(on_path, axis=0)
-    if length == 0:
+    total = length
+    if total == 0:
         return
     cols = tile * BV + tl.arange(0, BV)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
-    total = length
     d = tl.arange(0, DK_PAD)
     k_rows = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
     v_rows = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh

@@ -7,6 +7,7 @@ import signal
 import time
 from typing import Any
 
+from bole_codegen.search import phases
 from bole_codegen.search.results import CandidateError
 
 
@@ -16,6 +17,8 @@ def fail(how: str) -> None:
         raise ValueError("planted")
     if how == "exit":
         os._exit(3)
+    if how == "kill":
+        os.kill(os.getpid(), signal.SIGKILL)
     if how == "segfault":
         os.kill(os.getpid(), signal.SIGSEGV)
     if how == "hang":
@@ -36,6 +39,9 @@ class Bench:
     def do(self, what: str) -> Any:
         if what.startswith("fail "):
             fail(what.removeprefix("fail "))
+        if what.startswith("slow "):
+            phases.enter("compile")
+            time.sleep(float(what.removeprefix("slow ")))
         if what == "print":
             os.write(1, b"printed by a candidate\n")
         return what

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -11,7 +11,8 @@ from typing import Any
 import pool_bench
 import table_fakes as fakes
 
-from bole_codegen.search.results import CandidateError, Failed, Screened, Timed
+from bole_codegen.search.ledger import Ledger
+from bole_codegen.search.results import CandidateError, Failed, KernelResources, Screened, Timed
 from bole_codegen.search.targets import Geometry, Target, make_targets
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, KernelPlan
@@ -54,9 +55,17 @@ class FakeBench:
         if how is not None:
             pool_bench.fail(how)
 
-    def screen(self, problem: Problem, config: Config) -> Screened:
+    def compile(self, problem: Problem, config: Config, index: int, wide: bool) -> KernelResources:
+        self._note("wide" if wide else "compile", config)
+        return KernelResources(1000, 100, 0)
+
+    def gate(self, problem: Problem, config: Config) -> float:
         self._note("screen", config)
-        return Screened(1e-6)
+        return 1e-6
+
+    def check(self, problem: Problem, config: Config) -> float:
+        self._note("check", config)
+        return 1e-6
 
     def quick(self, target: Target, config: Config) -> Timed:
         self._note("quick", config)
@@ -74,15 +83,27 @@ class FakeBench:
         return 4_000_000
 
 
+class CompileBench(FakeBench):
+    """Ignores what a compiling process is told of the GPU."""
+
+    def __init__(self, gpu: str = "", **options: Any) -> None:
+        super().__init__(**options)
+
+
 class LocalEvaluator:
     """An evaluator in this process, for what needs no isolation."""
 
     label = "measured"
     workers = 2
+    devices = 1
     bandwidth_gbs = 4000.0
 
     def __init__(self, bench: FakeBench) -> None:
         self._bench = bench
+        self.ledger = Ledger()
+
+    def start(self) -> None:
+        pass
 
     def _try(self, call: Callable[[], Any]) -> Any:
         try:
@@ -92,23 +113,22 @@ class LocalEvaluator:
         except ValueError as error:
             return Failed("error", str(error))
 
-    def screen(self, jobs: Sequence[Any], done: Callable[[int, Any], None], stop: Callable[[], bool]) -> None:
-        for i, (problem, config) in enumerate(jobs):
-            if stop():
-                return
-            done(i, self._try(lambda p=problem, c=config: self._bench.screen(p, c)))
+    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Any:
+        result = self._try(lambda: self._bench.gate(problem, config))
+        return result if isinstance(result, Failed) else Screened(result)
 
-    def quick(self, target: Target, configs: Any, done: Callable[[Config, Any], None], stop: Any) -> None:
-        for config in configs:
-            if stop():
-                return
-            done(config, self._try(lambda c=config: self._bench.quick(target, c)))
+    async def confirm(self, problem: Problem, config: Config) -> Any:
+        result = self._try(lambda: self._bench.check(problem, config))
+        return result if isinstance(result, Failed) else Screened(result)
 
-    def finals(self, target: Target, configs: Any) -> dict[Config, Any]:
+    async def quick(self, target: Target, config: Config, device: int) -> Any:
+        return self._try(lambda: self._bench.quick(target, config))
+
+    async def finals(self, target: Target, configs: Any, device: int) -> dict[Config, Any]:
         found = {c: self._try(lambda c=c: self._bench.finals(target, [c], 1)) for c in configs}
         return {c: r if isinstance(r, Failed) else r[0] for c, r in found.items()}
 
-    def floor_us(self, target: Target) -> float:
+    async def floor_us(self, target: Target, device: int) -> float:
         return 1.0
 
     def close(self) -> None:
@@ -156,8 +176,11 @@ def make(
     bench = {"log": str(folder / "calls"), "plant": plant, "delay": delay}
     evaluator: Any = LocalEvaluator(FakeBench(**bench))
     if isolated:
-        evaluator = MeasuredEvaluator(record, workers=1, factory="search_fakes:FakeBench")
-        evaluator._screeners._options = evaluator._timer._options = bench
+        evaluator = MeasuredEvaluator(
+            record, render, workers=1, factory="search_fakes:FakeBench", compiler="search_fakes:CompileBench"
+        )
+        for pool in (evaluator._checkers, evaluator._compiler.pool, *evaluator._timers):
+            pool._options = [bench] * pool.size
     saved: list[Any] = []
     hints = incumbents or (lambda target: Hints())
     return Driver(env, evaluator, Options(**options), hints, saved.extend, Progress()), saved

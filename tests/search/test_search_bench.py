@@ -13,7 +13,7 @@ import torch
 from bole_codegen.measure import CaptureError, Timing
 from bole_codegen.search import bucket_inputs, gpu_bench
 from bole_codegen.search.gpu_bench import GpuBench, classify
-from bole_codegen.search.results import CandidateError, Failed, Screened, Timed
+from bole_codegen.search.results import CandidateError, Failed, Timed
 from bole_codegen.search.targets import Geometry, Target, make_targets
 from bole_runtime.kernels.space import Config
 
@@ -38,7 +38,7 @@ def capture(make: Any, layers: int, warmup: int = 2) -> Iterator[Graph]:
         raise CaptureError(f"capture failed: {error}") from error
 
 
-def interleaved(graphs: dict[str, Graph], replays: int = 20) -> dict[str, Timing]:
+def interleaved(graphs: dict[str, Graph], replays: int = 20, warmup_ms: float = 0.0) -> dict[str, Timing]:
     found = {}
     for name, graph in graphs.items():
         begin = time.perf_counter()
@@ -46,11 +46,6 @@ def interleaved(graphs: dict[str, Graph], replays: int = 20) -> dict[str, Timing
             launch()
         found[name] = Timing.from_samples([(time.perf_counter() - begin) * 1e6], graph.layers)
     return found
-
-
-def launches(make: Any, layers: int, replays: int, warmup: int, warmup_ms: float) -> Timing:
-    with capture(make, layers) as graph:
-        return interleaved({"": graph})[""]
 
 
 @pytest.fixture
@@ -68,7 +63,6 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
         monkeypatch.setattr(cuda, name, lambda *args, value=value: value)
     monkeypatch.setattr(gpu_bench, "capture_layers", capture)
     monkeypatch.setattr(gpu_bench, "time_interleaved", interleaved)
-    monkeypatch.setattr(gpu_bench, "time_launches", launches)
     made = GpuBench(0, 0, 1 << 18)
     made._device = "cpu"
     real = bucket_inputs.Operands.verify
@@ -104,9 +98,13 @@ def targets(op: str, **changes: Any) -> tuple[Target, ...]:
 @pytest.mark.parametrize("op", ["verify", "commit"])
 def test_screen_quick_finals_and_floor(bench: GpuBench, op: str, pending: int) -> None:
     fast, lossless = targets(op, pendings=[pending])
-    screened = bench.screen(fast.kernels, GOOD if op == "verify" else None)  # type: ignore[arg-type]
-    assert isinstance(screened, Screened)
-    assert screened.error is not None
+    good: Any = GOOD if op == "verify" else None
+    assert bench.gate(fast.kernels, good) < 3e-3 + 4e-3
+    assert bench.check(fast.kernels, good) < 3e-3
+    if op == "verify":
+        for call in (bench.gate, bench.check):
+            with pytest.raises(CandidateError, match="relative error"):
+                call(fast.kernels, BAD)
     for target in (fast, lossless):
         timed = bench.quick(target, GOOD if op == "verify" else None)  # type: ignore[arg-type]
         assert timed.median_us > 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -14,6 +15,7 @@ import pytest
 import search_fakes as fakes
 import table_fakes
 
+from bole_codegen.search import driver as driver_module
 from bole_codegen.search import evaluators
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import StorageError, open_storage, repair
@@ -166,15 +168,31 @@ def test_a_killed_run_resumed_gives_the_undisturbed_table(tmp_path: Path) -> Non
     assert repeated == []
 
 
-def test_a_time_budget_ends_the_search_but_not_without_a_result(tmp_path: Path) -> None:
-    driver, saved = fakes.make(tmp_path, trials=100, time_budget=10.0)
-    now = iter(range(10_000))
-    driver._clock = lambda: float(next(now))
-    driver._begin = 0.0
+def test_a_time_budget_is_kept_and_leaves_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(driver_module, "WRITE_UP", 0.2)
+    monkeypatch.setitem(driver_module.FINISH_GUESS, "measured", 0.05)
+
+    async def slow(self: Any, problem: Any, config: Any, keep: bool = False) -> Any:
+        await asyncio.sleep(0.15)
+        return await screen(self, problem, config, keep)
+
+    screen = fakes.LocalEvaluator.screen
+    monkeypatch.setattr(fakes.LocalEvaluator, "screen", slow)
+    driver, saved = fakes.make(tmp_path, trials=8, rounds=8, time_budget=1.0)
+    begun = time.monotonic()
     result = driver.run(fakes.targets())
+    assert time.monotonic() - begun < 1.3
     assert result.out_of_time
     assert len(saved) == 3
-    assert result.tried < ALL
+    assert 1 <= result.tried < 8
+    again, _ = fakes.run(tmp_path, fakes.targets(), trials=8)
+    assert again.resumed >= result.tried
+
+
+def test_a_budget_of_nothing_names_the_buckets_that_are_left(tmp_path: Path) -> None:
+    result, saved = fakes.run(tmp_path, fakes.targets(), trials=100, time_budget=0.001)
+    assert saved == []
+    assert [b.reason for b in result.buckets] == [driver_module.OUT_OF_TIME] * 3
 
 
 def test_two_runs_with_one_seed_agree(tmp_path: Path) -> None:
@@ -187,19 +205,19 @@ def test_two_runs_with_one_seed_agree(tmp_path: Path) -> None:
 
 
 def test_a_class_learns_from_the_one_before(tmp_path: Path) -> None:
-    seen: dict[int, Any] = {}
     driver, _ = fakes.make(tmp_path, trials=100)
     driver._evaluator.workers = 1
-    wave = driver._wave
+    seen: dict[int, Any] = {}
+    warm = driver._warm
 
-    def spy(groups: Any, seconds: Any) -> None:
-        seen.update({g[0].nodes: driver._warm(g[1][0]) for g in groups})
-        wave(groups, seconds)
+    def spy(target: Any, earlier: Any) -> Any:
+        seen[target.problem.nodes] = found = warm(target, earlier)
+        return found
 
-    driver._wave = spy
-    driver.run(fakes.targets((1, 8, 64), (16, 32)))
-    assert seen[16] == []
-    assert [c["BV"] for c in seen[32]] == [64]
+    driver._warm = spy
+    driver.run(fakes.targets((1, 8, 64), (16, 32, 64)))
+    assert seen[16] == seen[32] == []  # Side by side: what one finds first must not decide what the other tries.
+    assert [c["BV"] for c in seen[64]] == [128, 64]
 
 
 @pytest.mark.parametrize("text", ["not json\nnot json\n", "[]\n", '{"op_code": 0}\n{"x": 1}\n'])

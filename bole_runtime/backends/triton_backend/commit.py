@@ -1,8 +1,9 @@
-"""Commit with generated kernels: one launch for all layers of a geometry."""
+"""Commit with generated kernels: one launch for all layers of a geometry. A row may also only flush or append."""
 
 from __future__ import annotations
 
 import functools
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -15,6 +16,7 @@ from bole_runtime.kernels.variants import get_variant
 
 if TYPE_CHECKING:
     from bole_runtime.calls import CommitCall, CommitLayer
+    from bole_runtime.kernels.loader import LoadedKernel
 
 
 #: Gates are widened or narrowed to fp32 where they are loaded, so that float64 ones need no kernels of their own.
@@ -121,7 +123,42 @@ def _made_table(pointers: tuple[int, ...], device: torch.device) -> torch.Tensor
     return torch.tensor(pointers, dtype=torch.int64).to(device)
 
 
-def _launch(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> None:
+@dataclass(slots=True, eq=False)
+class _Launch:
+    """One kernel launch of a commit, with everything but what may differ from round to round."""
+
+    kernel: LoadedKernel
+    grid: tuple[int, ...]
+    leading: tuple[Any, ...]
+    trailing: tuple[Any, ...]
+    pending: bool
+
+
+class PreparedCommit:
+    """A commit whose launches are worked out: pools, factors, tree and sizes are fixed, the tensors of a call are not.
+
+    It keeps the table of its layers alive. A captured graph reads that table at every replay, so it must not outlive
+    this object.
+    """
+
+    __slots__ = ("_launches",)
+
+    def __init__(self, launches: list[_Launch]) -> None:
+        self._launches = launches
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches of a call: one a geometry."""
+        return len(self._launches)
+
+    def __call__(self, slots: torch.Tensor, accepted: torch.Tensor, actions: torch.Tensor | None = None) -> None:
+        """Enqueue the launches; no host synchronisation. The tensors are of the prepared batch, contiguous."""
+        for launch in self._launches:
+            changing = (slots, accepted, actions) if launch.pending else (slots, accepted)
+            launch.kernel.launch(launch.grid, (*launch.leading, *changing, *launch.trailing))
+
+
+def _prepare_group(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> _Launch:
     config, kernels = choose(problem, layers[0].pool.device, call.variant)
     batch, heads = call.slots.shape[0], layers[0].factors.v.shape[-2]
     before, (slot_count, *after) = _shape_arguments(call, layers[0])
@@ -131,19 +168,16 @@ def _launch(call: CommitCall, problem: Problem, layers: list[CommitLayer]) -> No
     else:
         leading = (_layer_table(tuple(t.data_ptr() for row in tensors for t in row), layers[0].pool.device),)
     nodes = call.tree.max_nodes if call.tree.is_packed else layers[0].factors.k.shape[1]
-    args = (
-        *leading, call.slots, call.accepted, call.tree.ancestors, call.tree.offsets, *before, nodes, heads,
-        slot_count, batch, *after
-    )  # fmt: skip
+    trailing = (call.tree.ancestors, call.tree.offsets, *before, nodes, heads, slot_count, batch, *after)
     which = 0 if len(layers) == 1 else 1
     grid = get_variant("commit", config.variant).grids(problem, config, batch * len(layers), heads)[which]
-    kernels[which].launch(grid, args)
+    return _Launch(kernels[which], grid, leading, trailing, problem.pending > 0)
 
 
-def commit(call: CommitCall) -> None:
-    """Fold accepted paths into the pools, in place; one launch a geometry, no host synchronisation."""
+def prepare_commit(call: CommitCall) -> PreparedCommit:
+    """Work out the launches of a commit: one a geometry."""
     if call.slots.shape[0] == 0:
-        return
+        return PreparedCommit([])
     groups: dict[Any, list[CommitLayer]] = {}
     for layer in call.layers:
         _check_reach(call, layer)
@@ -153,5 +187,9 @@ def commit(call: CommitCall) -> None:
         # The table kernel assumes 16-byte pointers; a layer without them is launched alone.
         alone = 0 if aligned else id(layer)
         groups.setdefault((problem, heads, _shape_arguments(call, layer), alone), []).append(layer)
-    for (problem, *_), layers in groups.items():
-        _launch(call, problem, layers)
+    return PreparedCommit([_prepare_group(call, problem, layers) for (problem, *_), layers in groups.items()])
+
+
+def commit(call: CommitCall) -> None:
+    """Fold accepted paths into the pools, in place; one launch a geometry, no host synchronisation."""
+    prepare_commit(call)(call.slots, call.accepted, call.actions)

@@ -9,7 +9,15 @@ import torch
 
 from bole_runtime.gpus import device_limits
 from bole_runtime.kernels.loader import LoadedKernel, load
-from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem, bucket, work_bucket
+from bole_runtime.kernels.problem import (
+    DEPTH_BUCKETS,
+    NODE_BUCKETS,
+    PENDING_BUCKETS,
+    Problem,
+    Specialisation,
+    bucket,
+    work_bucket,
+)
 from bole_runtime.kernels.space import Config, GpuLimits
 from bole_runtime.kernels.variants import get_variant
 
@@ -58,7 +66,9 @@ def buckets(nodes: int, depth: int, pending: int, batch: int, heads: int) -> tup
     )
 
 
-def choose(problem: Problem, device: torch.device, variant: Config | None) -> tuple[Config, tuple[LoadedKernel, ...]]:
+def choose(
+    problem: Specialisation, device: torch.device, variant: Config | None
+) -> tuple[Config, tuple[LoadedKernel, ...]]:
     """Return the configuration for a problem and its kernels.
 
     Raises:
@@ -76,7 +86,7 @@ def choose(problem: Problem, device: torch.device, variant: Config | None) -> tu
 
 
 @functools.lru_cache(maxsize=4096)
-def _pinned(problem: Problem, index: int, variant: Config) -> tuple[Config, tuple[LoadedKernel, ...]]:
+def _pinned(problem: Specialisation, index: int, variant: Config) -> tuple[Config, tuple[LoadedKernel, ...]]:
     declared = get_variant(problem.op, variant.variant)
     config = declared.config(variant.as_dict())
     reason = declared.reason(problem, config, limits_of(index)[1])
@@ -88,12 +98,15 @@ def _pinned(problem: Problem, index: int, variant: Config) -> tuple[Config, tupl
 
 
 @functools.lru_cache(maxsize=4096)
-def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ...]]:
+def _tuned(problem: Specialisation, index: int) -> tuple[Config, tuple[LoadedKernel, ...]]:
     from bole_runtime.kernels.default import default_config
 
     name, limits = limits_of(index)
     if index < 0:
         config = _interpretable(problem, default_config(problem, limits))
+        return config, load(problem, config)
+    if not isinstance(problem, Problem):  # tables hold no other kind yet
+        config = default_config(problem, limits)
         return config, load(problem, config)
     from bole_runtime.tables.lookup import dispatcher
 
@@ -102,7 +115,7 @@ def _tuned(problem: Problem, index: int) -> tuple[Config, tuple[LoadedKernel, ..
     return resolution.config, load(problem, resolution.config, names)
 
 
-def _interpretable(problem: Problem, config: Config) -> Config:
+def _interpretable(problem: Specialisation, config: Config) -> Config:
     """Return a configuration of the same profile without what Triton's interpreter gets wrong or does not have."""
     values = config.as_dict()
     if values.get("mix") in _SAFE_MIX:

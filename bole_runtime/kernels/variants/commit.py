@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from bole_runtime.calls import RowAction
 from bole_runtime.kernels.arguments import commit_arguments, commit_pointers, usual_gate_dtypes
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
@@ -54,6 +55,14 @@ def _element_types(problem: Problem) -> list[str]:
     ]
 
 
+#: What a row of a commit with a pending chain can ask for.
+_ACTIONS = {
+    "COMMIT": (int(RowAction.COMMIT), "action: fold the chain and the accepted path"),
+    "FLUSH": (int(RowAction.FLUSH), "action: fold the chain alone"),
+    "APPEND": (int(RowAction.APPEND), "action: copy the path behind the chain"),
+}
+
+
 def layer_plans(
     template: str, what: str, problem: Problem, config: Config, sizes: dict[str, tuple[Any, str]], **more: Any
 ) -> tuple[KernelPlan, ...]:
@@ -66,6 +75,7 @@ def layer_plans(
             {
                 "NODES": (problem.nodes, "nodes of a request"),
                 "BV": (config["bv"], "value columns of a program"),
+                **_ACTIONS,
                 **sizes,
             },
             TABLE=table,

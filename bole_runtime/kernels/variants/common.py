@@ -124,10 +124,7 @@ def check_tile(problem: Problem, config: Config) -> str | None:
 
 def supports_family(problem: Problem) -> str | None:
     """Reason why the delta-rule templates cannot serve a family, or None."""
-    spec = get_family(problem.family)
-    if spec.decay != "scalar" or spec.erase != "decayed":
-        return f"family {problem.family!r} is not a scalar-decay delta rule"
-    return None
+    return None if get_family(problem.family).kernels else f"family {problem.family!r} has no templates"
 
 
 def constants(problem: Problem, extra: dict[str, tuple[Any, str]]) -> list[tuple[str, Any, str]]:

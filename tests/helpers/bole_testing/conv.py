@@ -13,8 +13,16 @@ from hypothesis import strategies as st
 from bole_runtime import ConvFactors, ConvPending, TreeBatch, conv_commit, tree_conv
 from bole_runtime.conv import reference
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
+from bole_runtime.kernels import Config
+from bole_runtime.kernels.variants import get_variant
 from bole_testing.cases.base import NAN, random_parents
 from bole_testing.close import assert_close, assert_same_bits
+
+
+def conv_config(bc: int, nb: int, warps: int) -> Config:
+    """Return a configuration of the gathering variant, to be pinned."""
+    return get_variant("tree_conv", "gather").config({"bc": bc, "nb": nb, "warps": warps})
+
 
 #: Of an fp32 output, relative in the Frobenius norm.
 BOUND = 1e-6

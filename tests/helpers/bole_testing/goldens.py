@@ -9,16 +9,18 @@ from typing import Any
 from bole_codegen.render import RenderedKernel, render
 from bole_runtime import gpus
 from bole_runtime.kernels import Problem
+from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.variants import get_variant
 
 _USUAL = Problem("verify", "gdn", 128, 128, 2, "bf16", "fp32", "ready", "lossless", 16, 16, 0, 256)
+_CONV = ConvProblem("tree_conv", 8192, 4, 3, "bf16", "bf16", False, True, False, 16, 0, 64)
 
 
 @dataclass(frozen=True)
 class Golden:
     """One kernel: number ``index`` of a variant's default configuration with some changes."""
 
-    problem: Problem
+    problem: Problem | ConvProblem
     variant: str
     changes: dict[str, Any]
     index: int = 0
@@ -28,6 +30,11 @@ def _golden(variant: str, changes: dict[str, Any], index: int = 0, **problem: An
     problem.setdefault("depth", problem.get("nodes", 16))
     op = "commit" if variant in ("path", "steps") else "verify"
     return Golden(_USUAL.replace(op=op, **problem), variant, changes, index)
+
+
+def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
+    commit = {"op": "conv_commit", "silu": False} if variant == "shift" else {}
+    return Golden(_CONV.replace(**commit, **problem), variant, {}, index)
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1}
@@ -48,6 +55,12 @@ GOLDENS: dict[str, Golden] = {
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),
     "commit_steps_layers_ready_pending": _golden("steps", {}, 1, pending=16),
+    "tree_conv_silu": _conv_golden("gather"),
+    "tree_conv_bias_dynamic_pending": _conv_golden(
+        "gather", width=3, length=3, state_dtype="fp32", bias=True, silu=False, dynamic=True, pending=16
+    ),
+    "conv_commit": _conv_golden("shift"),
+    "conv_commit_layers_pending": _conv_golden("shift", 1, state_dtype="fp32", pending=16),
 }
 
 _TEMPLATE_HASH = re.compile(r"^# template hash: .*$", re.MULTILINE)

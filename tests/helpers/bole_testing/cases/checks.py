@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import torch
 
-from bole_runtime.factors import Factors, ready_gates
+from bole_runtime.factors import Factors, kept_gates
 from bole_runtime.reference import commit_sequential, verify_sequential
 from bole_testing.cases.base import Inputs, Setup
 from bole_testing.close import assert_close, assert_same_bits, relative_norm
@@ -64,11 +64,14 @@ def check_captured(inputs: Inputs, factors: Factors) -> None:
 
     assert_same_bits("captured k", picked(factors.k), picked(inputs.k))
     assert_same_bits("captured v", picked(factors.v), picked(inputs.v))
+    spec = factors.spec
     tensors = {name: t for name, t in inputs.gates.items() if isinstance(t, torch.Tensor)}
-    mode = "ready" if "g" in tensors else "raw"
-    wanted = ready_gates(factors.spec, tensors, mode, float(inputs.gates.get("beta_scale", 1.0)))
-    for gate, ref in wanted.items():
-        assert_close(f"captured {gate}", picked(factors.gates[gate]), picked(ref), 1e-6)
+    mode = spec.mode_of(inputs.gates)
+    assert mode is not None
+    options = {i.name: float(inputs.gates.get(i.name, i.default)) for i in spec.options(mode)}
+    wanted = kept_gates(spec, tensors, mode, options.pop("beta_scale", 1.0), options)
+    for gate in spec.node_gates(factors.gate_mode):
+        assert_close(f"captured {gate.name}", picked(factors.gates[gate.name]), picked(wanted[gate.name]), 1e-6)
 
 
 def check_commit(

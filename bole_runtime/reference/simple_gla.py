@@ -1,0 +1,25 @@
+"""Simple GLA, one token at a time: a decay a head and token, nothing is erased."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import torch
+
+from bole_runtime.reference.gates import cast, outer, read, softplus
+
+
+def ready_gates(
+    gates: Mapping[str, torch.Tensor], mode: str, options: Mapping[str, float], dtype: torch.dtype
+) -> dict[str, torch.Tensor]:
+    """Return g in ``dtype``."""
+    x = cast(gates, dtype)
+    return x if mode == "ready" else {"g": -softplus(-x["gk"]) / options["normalizer"]}
+
+
+def step(
+    state: torch.Tensor, q: torch.Tensor | None, k: torch.Tensor, v: torch.Tensor, gates: Mapping[str, torch.Tensor]
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """Advance every value head by one token; gates: g [HV]."""
+    state = gates["g"].exp()[:, None, None] * state + outer(v, k)
+    return state, read(state, q)

@@ -1,0 +1,117 @@
+"""Pieces of the device walk: random numbers, the filters' cut, weights, and inverting the cumulative sum."""
+
+# mypy: disable-error-code="no-untyped-def, untyped-decorator"
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def uniform(seed, position, decision):
+    """Return a number in [0, 1), the one that bole_runtime.sampling.philox gives."""
+    zero = tl.full([1], 0, tl.int32)
+    words = tl.philox(seed, zero + position.to(tl.int32), zero + decision, zero, zero)
+    return tl.sum((words[0] >> 8).to(tl.float32), axis=0) * 5.9604644775390625e-08
+
+
+@triton.jit
+def load_row(row, at, size):
+    """Load logits as fp32; NaN and what is outside are -inf, and there is only one zero."""
+    given = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32)
+    given = tl.where(given == 0, 0.0, given)
+    return tl.where(given != given, float("-inf"), given)
+
+
+@triton.jit
+def key_of(values, SHIFT: tl.constexpr):
+    """Return integers in the order of the values. The lowest SHIFT bits, which hold nothing, are dropped."""
+    bits = values.to(tl.int32, bitcast=True)
+    return (bits ^ ((bits >> 31) & 0x7FFFFFFF)) >> SHIFT
+
+
+@triton.jit
+def weights(values, at, top, best, heat, cut, least, one_hot, SHIFT: tl.constexpr):
+    """Return the weights of tokens under temperature and filters, the largest 1; or 1 for ``best`` alone."""
+    made = tl.exp((values - top) / heat)
+    kept = (key_of(values, SHIFT) >= cut) & (values > float("-inf")) & (made >= least)
+    return tl.where(one_hot, (at == best).to(tl.float32), tl.where(kept, made, 0.0))
+
+
+@triton.jit
+def _measure(row, size, top, heat, cut, floor, MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the number or the mass of tokens whose key is at least ``cut`` and ``floor``."""
+    total = tl.full([], 0.0, tl.float32)
+    for first in range(0, size, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        values = load_row(row, at, size)
+        key = key_of(values, SHIFT)
+        kept = (key >= cut) & (key >= floor) & (values > float("-inf"))
+        if MASS:
+            total += tl.sum(tl.where(kept, tl.exp((values - top) / heat), 0.0), axis=0)
+        else:
+            total += tl.sum(kept.to(tl.float32), axis=0)
+    return total
+
+
+@triton.jit
+def _bisect(row, size, top, heat, need, low, high, floor, MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
+    """Return the largest key in [low, high) that leaves at least ``need`` above; ``low`` if none does."""
+    low = low.to(tl.int64)
+    high = high.to(tl.int64)
+    while high - low > 1:
+        middle = low + ((high - low) >> 1)
+        enough = _measure(row, size, top, heat, middle, floor, MASS, SHIFT, BLOCK) >= need
+        low = tl.where(enough, middle, low)
+        high = tl.where(enough, high, middle)
+    return low
+
+
+@triton.jit
+def cut_key(
+    row, size, top, heat, kept, mass_kept,
+    TOP_K: tl.constexpr, TOP_P: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the smallest key that top-k and top-p keep, by bisection over the bits of a logit: no sort, no scratch."""
+    lowest = key_of(tl.full([], -3.4028234663852886e38, tl.float32), SHIFT).to(tl.int64)
+    end = key_of(tl.where(top == 0, 0.0, top), SHIFT).to(tl.int64) + 1
+    cut = lowest
+    if TOP_K:  # noqa: SIM102 - a constant decides what is compiled, a tensor what runs
+        if (kept > 0) & (kept < size):
+            cut = _bisect(row, size, top, heat, kept.to(tl.float32), cut, end, cut, False, SHIFT, BLOCK)
+    if TOP_P:  # noqa: SIM102
+        if mass_kept < 1:
+            total = _measure(row, size, top, heat, cut, cut, True, SHIFT, BLOCK)
+            # Tokens below this logit cannot hold the mass that is dropped, even all together.
+            bound = top + heat * tl.log(0.5 * (1 - mass_kept) * total / size)
+            low = tl.maximum(cut, key_of(tl.where(bound == 0, 0.0, bound), SHIFT).to(tl.int64))
+            low = tl.maximum(tl.minimum(low, end - 1), lowest)
+            cut = _bisect(row, size, top, heat, mass_kept * total, low, end, cut, True, SHIFT, BLOCK)
+    return cut
+
+
+@triton.jit
+def draw(
+    row, size, goal, top, best, heat, cut, least, one_hot,
+    READY: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the lowest id whose cumulative weight exceeds ``goal``. READY: the row holds weights, not logits."""
+    token = tl.full([], -1, tl.int32)
+    below = tl.full([], 0.0, tl.float32)
+    first = tl.full([], 0, tl.int32)
+    while (first < size) & (token < 0):
+        at = first + tl.arange(0, BLOCK)
+        if READY:
+            made = tl.load(row + at, mask=at < size, other=0.0)
+        else:
+            made = weights(load_row(row, at, size), at, top, best, heat, cut, least, one_hot, SHIFT)
+        here = tl.sum(made, axis=0)
+        if below + here > goal:
+            hit = (below + tl.cumsum(made, axis=0) > goal) & (made > 0)
+            lowest = tl.min(tl.where(hit, at, size), axis=0)
+            # Rounding of the cumulative sum: the last token with a weight.
+            token = tl.where(lowest < size, lowest, tl.max(tl.where(made > 0, at, -1), axis=0))
+        below += here
+        first += BLOCK
+    return tl.where(token < 0, best, token)

@@ -1,0 +1,255 @@
+"""Flush and append without a manager: for engines that keep pools and rings of their own."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+
+from bole_runtime import validate as check
+from bole_runtime import validate_buffers as buffers
+from bole_runtime import validate_values as values
+from bole_runtime.backends import backend_name, get_backend
+from bole_runtime.calls import CommitCall, CommitLayer
+from bole_runtime.factors import Factors, PendingChain
+from bole_runtime.families import RecurrenceSpec, get_family
+from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
+from bole_runtime.state.context import CallContext
+from bole_runtime.tree import TreeBatch
+
+if TYPE_CHECKING:
+    from bole_runtime.kernels.space import Config
+    from bole_runtime.state.config import StateConfig
+    from bole_runtime.state.geometry import LayerGeometry
+    from bole_runtime.state.request import RequestState
+
+
+@functools.lru_cache(maxsize=64)
+def _no_nodes(batch: int, device: torch.device) -> TreeBatch:
+    """Trees without a live node: what a flush is a commit of."""
+    return TreeBatch(batch, 1, device=device)
+
+
+def flush_factors(spec: RecurrenceSpec, chain: PendingChain, tree: TreeBatch) -> Factors:
+    """Return factors of a layer whose trees have no node, over memory of the chain; it is never read."""
+
+    def rows(ring: torch.Tensor) -> torch.Tensor:
+        return ring[:1, :1].expand(*tree.lead, *ring.shape[2:])
+
+    mode = next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
+    gates = {name: rows(t) for name, t in chain.gates.items()}
+    return Factors(spec, mode, rows(chain.k), rows(chain.v), gates, 1.0, spec.qk_l2norm, tree, chain)
+
+
+def flush(
+    pool: torch.Tensor | Sequence[torch.Tensor],
+    slots: torch.Tensor,
+    pending: PendingChain | Sequence[PendingChain],
+    rows: torch.Tensor | None = None,
+    *,
+    recurrence: str | RecurrenceSpec = "gdn",
+    gates: Sequence[Mapping[str, torch.Tensor | float]] | None = None,
+    qk_l2norm: bool | None = None,
+    precision: str = "lossless",
+    variant: Config | None = None,
+    validate: bool | None = None,
+) -> None:
+    """Fold pending chains alone into the states, in place, and empty them: no node is accepted.
+
+    One launch for all layers of a geometry. Rows that do not flush, and rows whose chain is empty, keep their bits. No
+    host sync on a device.
+
+    Args:
+        pool: [slots, HV, dv, dk], or one a layer, each with memory of its own.
+        slots: int32 or int64 [B]; -1 marks a padding row. A live slot may occur once.
+        pending: the chain, or one a layer; all share ``length`` and ``start``.
+        rows: bool or int32 [B] on the device, which rows flush; None for all.
+        recurrence: family of the layers.
+        gates: of the calls that filled the chains, one a layer, for families whose chains hold gates as given; only
+            their per-head parameters and floats are read.
+        qk_l2norm: whether k is l2-normalised; default from the family.
+        precision: ``lossless`` or ``fast``.
+        variant: pin a kernel configuration of a commit.
+        validate: check index values (a host sync on a device). Default: only for CPU tensors.
+
+    Raises:
+        TypeError: an argument has a wrong type or dtype.
+        ValueError: a wrong shape, device, stride or value. Nothing has been written.
+    """
+    spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
+    pools = (pool,) if isinstance(pool, torch.Tensor) else check.as_tuple("pool", pool, "a torch.Tensor")
+    if isinstance(pending, PendingChain):
+        chains: tuple[PendingChain, ...] = (pending,)
+    else:
+        chains = check.as_tuple("pending", pending, "a PendingChain")
+    if len(pools) != len(chains) or not pools:
+        raise ValueError(f"pool, pending: expected the same number of layers, got {len(pools)} and {len(chains)}")
+    if not isinstance(slots, torch.Tensor):
+        check.not_a("slots", slots, "a torch.Tensor")
+    slots = check.check_index("slots", slots, slots.device, slots.shape[0] if slots.dim() else -1)
+    if precision not in check.PRECISIONS:
+        raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
+    if variant is not None:
+        check.check_variant(variant)
+    _check_rows(rows, slots)
+    _check_shared(chains)
+    if pools[0].dim() == 4 and pools[0].shape[0] == 0:
+        return
+    tree = _no_nodes(slots.shape[0], slots.device)
+    each: Sequence[Mapping[str, torch.Tensor | float]] = gates or [{}] * len(chains)
+    if len(each) != len(chains):
+        raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
+    parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
+    layers = buffers.check_layers(pools, parts, backend_name(slots.device))
+    for pool_, part in zip(pools, parts, strict=True):
+        assert part.pending is not None
+        buffers.check_pending(spec, part.gate_mode, part.pending, part.k, part.v, pool_.shape[0])
+    if slots.device.type == "cpu" if validate is None else validate:
+        values.check_slots(slots, pools[0].shape[0])
+        values.check_pending_values(chains[0], slots)
+        _check_distinct(slots)
+    if not slots.shape[0]:
+        return
+    counters = ChainCounters.borrow(chains[0].length, chains[0].start)
+    actions = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
+    nothing = torch.full_like(actions, -1)
+    flush_rows(counters, slots, rows, actions)
+    call = CommitCall(spec, _before(layers, counters), slots, nothing, tree, precision, variant, actions)
+    get_backend(slots.device, spec).commit(call)
+    counters.give_back(chains[0].length, chains[0].start)
+
+
+def append(
+    pool: torch.Tensor | Sequence[torch.Tensor],
+    slots: torch.Tensor,
+    factors: Factors | Sequence[Factors],
+    accepted: torch.Tensor,
+    *,
+    limit: int | None = None,
+    precision: str = "lossless",
+    variant: Config | None = None,
+    validate: bool | None = None,
+) -> torch.Tensor:
+    """Put accepted paths behind the pending chains of their factors instead of into the states.
+
+    A row whose chain would grow beyond ``limit`` is committed instead, chain and path, so that nothing is lost. One
+    small launch decides, one for all layers of a geometry copies or commits; the counters move on once. No host sync on
+    a device.
+
+    Args:
+        pool: the pool that was verified against, or one a layer.
+        slots: int32 or int64 [B]; -1 marks a padding row. A live slot may occur once.
+        factors: of the verification, with ``pending``; or one a layer. All chains share ``length`` and ``start``.
+        accepted: int32 or int64 [B], request-local index of the terminal node; -1: nothing happens to the row.
+        limit: most tokens of a chain, up to its capacity, which is the default.
+        precision: ``lossless`` or ``fast``.
+        variant: pin a kernel configuration of a commit.
+        validate: check index values (a host sync on a device). Default: only for CPU tensors.
+
+    Returns:
+        int32 [B], what was done with each row: a :class:`bole_runtime.calls.RowAction`.
+
+    Raises:
+        TypeError: an argument has a wrong type or dtype.
+        ValueError: a wrong shape, device, stride or value. Nothing has been written.
+    """
+    pools = (pool,) if isinstance(pool, torch.Tensor) else check.as_tuple("pool", pool, "a torch.Tensor")
+    parts = (factors,) if isinstance(factors, Factors) else check.as_tuple("factors", factors, "a Factors")
+    if len(pools) != len(parts) or not pools:
+        raise ValueError(f"pool, factors: expected the same number of layers, got {len(pools)} and {len(parts)}")
+    chains = []
+    for n, part in enumerate(parts):
+        if not isinstance(part, Factors):
+            check.not_a(f"factors[{n}]", part, "a Factors")
+        if part.pending is None:
+            raise ValueError(f"factors[{n}]: verified without a pending chain, so there is none to append to")
+        chains.append(part.pending)
+    tree, capacity = parts[0].tree, chains[0].capacity
+    slots = check.check_index("slots", slots, tree.device, tree.max_batch)
+    accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
+    if precision not in check.PRECISIONS:
+        raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
+    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
+        raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
+    if variant is not None:
+        check.check_variant(variant)
+    _check_shared(tuple(chains))
+    layers = buffers.check_layers(pools, parts, backend_name(tree.device))
+    if tree.device.type == "cpu" if validate is None else validate:
+        values.check_status(tree)
+        values.check_slots(slots, min(p.shape[0] for p in pools))
+        values.check_accepted(accepted, slots, tree)
+        values.check_pending_values(chains[0], slots)
+    actions = torch.zeros(tree.max_batch, dtype=torch.int32, device=tree.device)
+    if not tree.max_batch or not pools[0].shape[0]:
+        return actions
+    counters = ChainCounters.borrow(chains[0].length, chains[0].start)
+    rule = ChainRule(capacity, capacity if limit is None else limit, consumed=False)
+    decide(counters, rule, tree, slots, accepted, actions)
+    call = CommitCall(parts[0].spec, _before(layers, counters), slots, accepted, tree, precision, variant, actions)
+    get_backend(tree.device, parts[0].spec).commit(call)
+    counters.give_back(chains[0].length, chains[0].start)
+    return actions
+
+
+def flush_slots(request: RequestState, config: StateConfig, slots: torch.Tensor) -> None:
+    """Fold the chains of some slots of a manager into their states; one launch a geometry."""
+    counters = request.counters
+    actions = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
+    flush_rows(counters, slots, None, actions)
+    tree, nothing = _no_nodes(slots.shape[0], slots.device), torch.full_like(actions, -1)
+    groups: dict[LayerGeometry, list[CommitLayer]] = {}
+    for n, (layer, chain) in enumerate(zip(config.layers, request.chains, strict=True)):
+        before = counters.before(chain)
+        part = request.contexts[n].apply(flush_factors(layer.spec, before, tree))
+        groups.setdefault(layer, []).append(CommitLayer(request.pools[n], part))
+    for layer, layers in groups.items():
+        call = CommitCall(layer.spec, tuple(layers), slots, nothing, tree, config.precision, None, actions)
+        get_backend(slots.device, layer.spec).commit(call)
+
+
+def _part(
+    spec: RecurrenceSpec,
+    chain: PendingChain,
+    tree: TreeBatch,
+    gates: Mapping[str, torch.Tensor | float],
+    l2norm: bool | None,
+) -> Factors:
+    part = flush_factors(spec, chain, tree)
+    return CallContext.of_gates(spec, part.gate_mode, gates, l2norm).apply(part)
+
+
+def _before(layers: Sequence[CommitLayer], counters: ChainCounters) -> tuple[CommitLayer, ...]:
+    """Return the layers with their chains as they were before the counters moved on."""
+    made = []
+    for layer in layers:
+        chain = layer.factors.pending
+        assert chain is not None
+        made.append(CommitLayer(layer.pool, layer.factors.replace(pending=counters.before(chain))))
+    return tuple(made)
+
+
+def _check_shared(chains: tuple[PendingChain, ...]) -> None:
+    for n, chain in enumerate(chains):
+        if not isinstance(chain, PendingChain):
+            check.not_a(f"pending[{n}]", chain, "a PendingChain")
+        first = chains[0]
+        same = chain.length.data_ptr() == first.length.data_ptr() and chain.start.data_ptr() == first.start.data_ptr()
+        if not same or chain.capacity != first.capacity:
+            raise ValueError(f"pending[{n}]: all layers must share length, start and capacity, which move on once")
+
+
+def _check_rows(rows: torch.Tensor | None, slots: torch.Tensor) -> None:
+    if rows is None:
+        return
+    check.check_tensor("rows", rows, slots.device, (torch.bool, torch.int32))
+    if rows.shape != slots.shape:
+        check.wrong_shape("rows", rows, tuple(slots.shape), "one entry a row of slots")
+
+
+def _check_distinct(slots: torch.Tensor) -> None:
+    live = [s for s in slots.tolist() if s >= 0]
+    if len(set(live)) != len(live):
+        raise ValueError(f"slots: a slot occurs twice in {live}; every flush writes its slot once")

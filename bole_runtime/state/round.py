@@ -1,0 +1,231 @@
+"""One round: verify every layer, then commit what was accepted. Made once for a tree, used every round."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from bole_runtime import validate as check
+from bole_runtime import validate_values as values
+from bole_runtime.api import verify
+from bole_runtime.conv import conv_commit, tree_conv
+from bole_runtime.factors import Factors
+from bole_runtime.state.chains import ChainRule, decide
+from bole_runtime.state.commits import PreparedLayers, prepare_layers
+from bole_runtime.state.context import CallContext
+from bole_runtime.tree import TreeBatch
+
+if TYPE_CHECKING:
+    from bole_runtime.state.manager import StateManager
+
+
+class Round:
+    """The calls of one round over a fixed tree object and slots tensor, whose contents change between rounds.
+
+    Launches of a round with L layers: L verifications; then one commit for all layers of a geometry under ``eager``;
+    one decision and one such launch under ``deferred`` and ``fused``. Under ``fused`` each verification is preceded by
+    the launch that writes the layer's waiting tokens, so that it finds the state in cache. Convolutions add their own
+    launch a layer and one commit.
+
+    Made by :meth:`StateManager.round`. Descriptor tables are built at the first commit: run one round before a CUDA
+    graph is captured, and keep the object as long as the graph.
+
+    Attributes:
+        tree: topology, rebuilt in place by the caller before each round.
+        slots: int32 or int64 [max_batch of the tree], changed in place by the caller.
+        actions: int32, what the last commit did with each row (:class:`~bole_runtime.calls.RowAction`); all 0 before.
+    """
+
+    def __init__(self, manager: StateManager, tree: TreeBatch, slots: torch.Tensor) -> None:
+        config = manager.config
+        self.tree, self.slots = tree, slots
+        self.actions = torch.zeros(tree.max_batch, dtype=torch.int32, device=tree.device)
+        self._manager = manager
+        self._flush = torch.full_like(self.actions, 2)
+        self._nothing = torch.full_like(self.actions, -1)
+        count = range(len(config.layers))
+        self._buffers = [manager.buffers.factors(n, config.layers[n], config.dtype, tree) for n in count]
+        self._inputs = [manager.buffers.conv_factors(n, config.layers[n], tree) for n in count]
+        self._factors: list[Factors | None] = [None] * len(config.layers)
+        self._convolved = [False] * len(config.layers)
+        self._written: set[int] = set()
+        self._writes: dict[int, PreparedLayers] = {}
+        self._commit: PreparedLayers | None = None
+        self._rule = ChainRule(config.pending, config.flush_at, consumed=config.policy == "fused")
+
+    def verify(
+        self,
+        layer: int,
+        q: torch.Tensor,
+        k: torch.Tensor,
+        v: torch.Tensor,
+        *,
+        gates: Mapping[str, torch.Tensor | float],
+        out: torch.Tensor | None = None,
+        out_dtype: torch.dtype | None = None,
+        **options: Any,
+    ) -> torch.Tensor:
+        """Verify one recurrent layer; its factors go to the manager's buffers.
+
+        Args:
+            layer: number of the layer.
+            q: queries, of the tree's rows; as for :func:`bole_runtime.verify`. Same for k and v.
+            k: keys.
+            v: values.
+            gates: of the family.
+            out: where to write.
+            out_dtype: dtype of the output.
+            **options: ``scale``, ``qk_l2norm``, ``variant``, ``validate`` of :func:`bole_runtime.verify`.
+
+        Returns:
+            The output of every node.
+
+        Raises:
+            ValueError: an argument is wrong, or the layer was already verified in this round.
+        """
+        manager = self._manager
+        config = manager.config
+        geometry = manager.geometry(layer)
+        if self._factors[layer] is not None:
+            raise ValueError(f"layer: {layer} was verified in this round already; commit or abandon the round first")
+        self._begin()
+        pending = manager.request.chains[layer] if config.policy == "deferred" else None
+        variant = options.pop("variant", None)
+        kernels = manager.kernels.of_verify(geometry, gates, self.tree, options.get("qk_l2norm"))
+        mode = geometry.spec.kept_mode(geometry.gate_mode)
+        context = CallContext.of_gates(geometry.spec, mode, gates, options.get("qk_l2norm"))
+        manager.request.contexts[layer] = context
+        if config.policy == "fused":
+            self._write_waiting(layer)
+        out, factors = verify(
+            q,
+            k,
+            v,
+            gates=gates,
+            state=manager.request.pools[layer],
+            slots=self.slots,
+            tree=self.tree,
+            recurrence=geometry.spec,
+            precision=config.precision,
+            out=out,
+            out_dtype=out_dtype,
+            factors=self._buffers[layer],
+            workspace=manager.scratch.reserve(kernels.scratch),
+            pending=pending,
+            variant=kernels.variant if variant is None else variant,
+            **options,
+        )
+        self._factors[layer] = factors
+        return out
+
+    def conv(
+        self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None = None, **options: Any
+    ) -> torch.Tensor:
+        """Run the short convolution of a layer; its raw inputs go to the manager's buffers.
+
+        Args:
+            layer: number of the layer.
+            x: raw inputs, of the tree's rows; as for :func:`bole_runtime.tree_conv`.
+            weight: [C, W].
+            bias: [C] or None.
+            **options: further arguments of :func:`bole_runtime.tree_conv`.
+
+        Returns:
+            The output of every node.
+
+        Raises:
+            ValueError: an argument is wrong, or the layer has no convolution.
+        """
+        pool = self._manager.request.conv_pools[self._manager.index(layer)]
+        inputs = self._inputs[layer]
+        if pool is None or inputs is None:
+            raise ValueError(f"layer: {layer} was declared without a convolution (conv_width = 0)")
+        self._begin()
+        out, _ = tree_conv(
+            x, weight, bias, state=pool, slots=self.slots, tree=self.tree, factors=inputs, **options
+        )  # fmt: skip
+        self._convolved[layer] = True
+        return out
+
+    def commit(self, accepted: torch.Tensor, *, validate: bool | None = None) -> None:
+        """End the round: the accepted paths enter the states, or wait in the pending chains, as the policy says.
+
+        Convolution states advance at once under every policy: what they hold is a few raw inputs.
+
+        Args:
+            accepted: int32 or int64 [B], request-local terminal node; -1: nothing accepted, the request stays as it is.
+            validate: check index values (a host sync on a device). Default: only for CPU tensors.
+
+        Raises:
+            TypeError: a wrong type or dtype.
+            ValueError: a wrong shape, device or value, or layers of this round are missing. Nothing has been written.
+        """
+        manager, tree = self._manager, self.tree
+        accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
+        missing = [n for n, f in enumerate(self._factors) if f is None]
+        if missing:
+            raise ValueError(f"layers {missing} were not verified in this round; a commit takes all layers")
+        if any(self._convolved):
+            missing = [n for n, f in enumerate(self._inputs) if f is not None and not self._convolved[n]]
+            if missing:
+                raise ValueError(f"layers {missing} were not convolved in this round; a commit takes all of them")
+        if tree.device.type == "cpu" if validate is None else validate:
+            values.check_status(tree)
+            values.check_slots(self.slots, manager.config.slots)
+            values.check_accepted(accepted, self.slots, tree)
+            free = set(self.slots.tolist()) - manager.used_slots - {-1}
+            if free:
+                raise ValueError(f"slots: {sorted(free)} are not in use; allocate() gives out slots")
+        if tree.max_batch:
+            self._advance(accepted)
+        self._end()
+
+    def _advance(self, accepted: torch.Tensor) -> None:
+        manager = self._manager
+        if self._commit is None or not self._commit.serves(self._factors):
+            chains = [manager.request.counters.before(c) for c in manager.request.chains]
+            self._commit = prepare_layers(manager, self, self._factors, chains)
+        if any(self._convolved):
+            pools = [p for p in manager.request.conv_pools if p is not None]
+            conv_commit(pools, self.slots, [f for f in self._inputs if f is not None], accepted, validate=False)
+        if manager.config.policy == "eager":
+            self._commit(self.slots, accepted, None)
+            return
+        decide(manager.request.counters, self._rule, self.tree, self.slots, accepted, self.actions)
+        self._commit(self.slots, accepted, self.actions)
+
+    def abandon(self) -> None:
+        """End the round with nothing accepted; also after an error in the middle of it."""
+        if self._manager.config.policy == "fused" and self._manager.current is self:
+            for layer in range(len(self._factors)):
+                self._write_waiting(layer)
+            request = self._manager.request
+            decide(request.counters, self._rule, self.tree, self.slots, self._nothing, self.actions)
+        self._end()
+
+    def _write_waiting(self, layer: int) -> None:
+        """Fold the tokens that wait in a layer's chain into its state, right before the state is read; once a round."""
+        manager = self._manager
+        if layer in self._written:
+            return
+        made = self._writes.get(layer)
+        part = manager.request.contexts[layer].apply(self._buffers[layer])
+        if made is None or not made.serves([part]):
+            made = prepare_layers(manager, self, [part], [manager.request.chains[layer]], [layer])
+            self._writes[layer] = made
+        made(self.slots, self._nothing, self._flush)
+        self._written.add(layer)
+
+    def _begin(self) -> None:
+        manager = self._manager
+        if manager.current is not None and manager.current is not self:
+            raise ValueError("another round of this manager was begun; commit or abandon it first")
+        manager.current = self
+
+    def _end(self) -> None:
+        self._manager.current = None
+        self._factors = [None] * len(self._factors)
+        self._convolved = [False] * len(self._convolved)
+        self._written.clear()

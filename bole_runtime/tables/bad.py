@@ -1,0 +1,111 @@
+"""Kernels that failed on a GPU under a Triton version: ``<root>/<gpu>/known-bad/triton-<version>.json``.
+
+The search writes these lists; the analytic default and the tables are checked against them, so that nothing known to
+crash or to give wrong numbers is chosen. Data only, like tables.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+from msgspec import Meta
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config
+from bole_runtime.tables.schema import MAX_FILE_BYTES, DType, Hash, Line, Param, ParamValue, Word
+
+BAD_VERSION = 1
+_VERSION = re.compile(r"\A[0-9A-Za-z.+_-]{1,64}\Z")
+_GPU = re.compile(r"\A[a-z0-9][a-z0-9-]{0,63}\Z")
+Small = Annotated[int, Meta(ge=0, le=4096)]
+
+
+class BadEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One configuration that failed for all buckets of a class (``work`` and ``depth`` do not change its kernels).
+
+    Attributes:
+        kernels: text hashes; a kernel whose text has changed since is not known to be bad.
+        kind: of failure, as the search names them.
+        message: what was seen.
+        date: day.
+    """
+
+    op: Literal["verify", "commit"]
+    family: Word
+    dk: Small
+    dv: Small
+    group: Small
+    in_dtype: DType
+    state_dtype: DType
+    gate_mode: Word
+    precision: Literal["fast", "lossless"]
+    nodes: Small
+    pending: Small
+    variant: Word
+    params: Annotated[dict[Param, ParamValue], Meta(max_length=32)]
+    kernels: Annotated[list[Hash], Meta(max_length=16)]
+    kind: Word
+    message: Line
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
+
+    def place(self) -> tuple[object, ...]:
+        """Return what the entry is stored under."""
+        return (*(getattr(self, f) for f in CLASS_FIELDS), self.variant, tuple(sorted(self.params.items())))
+
+
+class BadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One list."""
+
+    schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
+    gpu: Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
+    triton: Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{1,64}\Z")]
+    entries: Annotated[list[BadEntry], Meta(max_length=20_000)]
+
+
+#: Fields of a problem that shape its kernels.
+CLASS_FIELDS = (
+    "op", "family", "dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending",
+)  # fmt: skip
+
+
+def bad_path(root: Path, gpu_key: str, triton: str) -> Path:
+    """Return the list of a GPU under a Triton version.
+
+    Raises:
+        ValueError: a name would leave the folder.
+    """
+    if not _GPU.match(gpu_key) or not _VERSION.match(triton) or ".." in triton:
+        raise ValueError(f"GPU {gpu_key!r} or Triton version {triton!r} is no plain name")
+    return root / gpu_key / "known-bad" / f"triton-{triton}.json"
+
+
+def load_bad(path: Path) -> BadFile | None:
+    """Read a list; None when there is none or it is of another version.
+
+    Raises:
+        ValueError: the file breaks the schema; names it.
+    """
+    try:
+        if path.stat().st_size > MAX_FILE_BYTES:
+            raise ValueError(f"known-bad list {path} is larger than {MAX_FILE_BYTES} bytes")
+        found = msgspec.json.decode(path.read_bytes(), type=BadFile)
+    except OSError:
+        return None
+    except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
+        raise ValueError(f"known-bad list {path}: {error}") from error
+    return found if found.schema_version == BAD_VERSION else None
+
+
+def class_of(problem: Problem) -> tuple[object, ...]:
+    """Return the fields of a problem that an entry is compared by."""
+    return tuple(getattr(problem, f) for f in CLASS_FIELDS)
+
+
+def find_bad(entries: Iterable[BadEntry], problem: Problem, config: Config) -> BadEntry | None:
+    """Return the entry of a configuration, None when it is not known to be bad."""
+    wanted = (*class_of(problem), config.variant, tuple(sorted(config.as_dict().items())))
+    return next((e for e in entries if e.place() == wanted), None)

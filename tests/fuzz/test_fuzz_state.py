@@ -1,0 +1,44 @@
+"""Random operations on a StateManager, compared with the float64 recurrence after each. ``BOLE_SEED`` repeats a run."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+from bole_testing.serving import Server
+
+POLICIES = {
+    "eager": {"policy": "eager"},
+    "fused": {"policy": "fused"},
+    "fused, short ring": {"policy": "fused", "pending": 3},
+    "deferred": {"policy": "deferred", "pending": 16},
+    "deferred, short ring": {"policy": "deferred", "pending": 5},
+    "deferred, early flush": {"policy": "deferred", "pending": 24, "flush_at": 9},
+}
+
+
+def run(name: str, seed: int, steps: int) -> Server:
+    server = Server(seed, **POLICIES[name])
+    for n in range(steps):
+        try:
+            server.step()
+        except Exception as error:
+            raise AssertionError(f"step {n} of BOLE_SEED={seed}, policy {name}: {error}") from error
+    return server
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_random_operations(name: str) -> None:
+    server = run(name, 7, 60)
+    assert server.accepted_tokens > 20
+    assert {"round", "fork", "restore", "materialise"} <= server.done.keys()
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", POLICIES)
+def test_thousands_of_random_operations(name: str) -> None:
+    seed = int(os.environ.get("BOLE_SEED") or random.randrange(2**31))
+    print(f"BOLE_SEED={seed}")
+    run(name, seed, 2000)

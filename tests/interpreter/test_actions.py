@@ -1,0 +1,30 @@
+"""Rows of one commit that commit, flush, append or do nothing, on every commit variant."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from bole_testing.actions import check_actions
+from bole_testing.cases.base import Setup
+
+import bole_runtime
+from bole_runtime.kernels.variants import get_variant
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
+
+VARIANTS = {
+    "steps": get_variant("commit", "steps").config({"bv": 32, "warps": 1}),
+    "path": get_variant("commit", "path").config(
+        {"bv": 32, "chunk": 16, "dot": "tf32x3", "solve": "tf32x3", "warps": 1}
+    ),
+}
+
+
+@pytest.mark.parametrize("variant", VARIANTS)
+def test_rows_do_what_their_action_says(variant: str) -> None:
+    drawn: set[int] = set()
+    for seed, mode in ((1, "ready"), (2, "raw")):
+        dtype = (torch.float32, torch.float16)[seed % 2]
+        setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), dtype, torch.float32, "lossless")
+        drawn |= check_actions(setup, seed, mode=mode, variant=VARIANTS[variant])
+    assert drawn == {0, 1, 2, 3}
