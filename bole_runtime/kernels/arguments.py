@@ -92,6 +92,7 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         *_pending(problem),
         Argument("nodes", "int"),
         Argument("heads", "int"),
+        Argument("batch", "int"),
         Argument("slot_count", "int"),
         Argument("scale", "float"),
         Argument("beta_scale", "float"),

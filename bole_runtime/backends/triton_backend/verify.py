@@ -134,6 +134,7 @@ def verify(call: VerifyCall) -> None:
         *_pending_arguments(call),
         tree.max_nodes if packed else call.q.shape[1],
         heads,
+        batch,
         call.state.shape[0],
         call.scale,
         call.beta_scale,

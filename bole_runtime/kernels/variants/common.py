@@ -25,6 +25,9 @@ SOLVER = Param(
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
+PROGRAMS = Param(
+    "programs", (0, 64, 128, 256, 384, 512), "programs that walk over heads and value tiles; 0: one program each"
+)
 PREFETCH = Param("prefetch", (False, True), "ask for the state before anything else", ordered=False)
 
 #: Scratch buffers of the verify variants that use any.
@@ -156,6 +159,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "HALVES": 0,
         "SOLVER": "inverse",
         "WHOLE": False,
+        "PERSIST": False,
         "LOG2E": math.log2(math.e),
         "ONE_SUM": problem.precision == "fast" and problem.op == "verify",
         "WEIGHTS": weights(problem),
@@ -186,8 +190,10 @@ def check_blocks(problem: Problem, config: Config) -> str | None:
     dk_pad = power_of_two(problem.dk, 32)
     if config["bk"] > dk_pad:
         return f"bk={config['bk']} is wider than dk={problem.dk}"
-    if config["bk"] == dk_pad and config["stages"] != 1:
-        return "without a loop over key dims there is nothing to pipeline"
+    if config["bk"] == dk_pad and config["stages"] != 1 and not config["programs"]:
+        return "without a loop there is nothing to pipeline"
+    if config["bk"] < dk_pad and config["programs"]:
+        return "programs that walk over heads read whole rows of the state"
     if config["bk"] < dk_pad and config["stages"] == 1:
         return "a loop over key dims that is not pipelined waits for each block"
     return check_state_tile(problem, config["bv"], config["bk"], config["warps"])

@@ -9,7 +9,7 @@ from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
-from bole_runtime.kernels.variants.two_stage import MAX_ROWS, PDL, readout_plan
+from bole_runtime.kernels.variants.two_stage import MAX_ROWS, PDL, readout_grid, readout_plan
 
 ROW_BLOCK = Param("row_block", (16, 32), "rows of R a program solves")
 GRAM_WARPS = Param("gram_warps", (1, 2, 4), "warps of a program of the first kernel")
@@ -23,6 +23,7 @@ PARAMS = (
     c.SOLVE,
     c.WARPS,
     c.STAGES,
+    c.PROGRAMS,
     c.PREFETCH,
     ROW_BLOCK,
     GRAM_WARPS,
@@ -65,6 +66,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "solve": c.solves(problem.precision)[0],
             "warps": c.default_warps(problem, bv),
             "stages": 1,
+            "programs": 0,
             "prefetch": False,
             "row_block": 16,
             "gram_warps": 1,
@@ -120,7 +122,7 @@ def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tu
     return (
         (batch * heads // problem.group, blocks),
         (batch * heads, blocks),
-        (batch * heads, -(-problem.dv // config["bv"])),
+        readout_grid(problem, config, batch * heads),
     )
 
 

@@ -7,7 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 
-ROW_BLOCK = Param("row_block", (16, 32, 64), "rows of R a program of the first kernel makes")
+ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
@@ -24,6 +24,7 @@ PARAMS = (
     c.SOLVER,
     c.WARPS,
     c.STAGES,
+    c.PROGRAMS,
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
@@ -81,6 +82,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "solver": "inverse",
             "warps": c.default_warps(problem, bv) * (2 if bv == 128 else 1),
             "stages": 1,
+            "programs": 0,
             "row_block": block,
             "prepare_warps": block // 16,
             "share": rows == 64 and 2 <= problem.group <= 4,
@@ -109,7 +111,10 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
             "BV": (config["bv"], "value columns of a program"),
             # Where a head is narrower than the smallest choice, one block holds it.
             "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
+            "TILES": (-(-problem.dv // config["bv"]), "value tiles of a head"),
+            "ITEMS": (config["stages"], "tiles of the state that a program has asked for or works on"),
         },
+        PERSIST=bool(config["programs"]),
         WHOLE=True,
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
@@ -117,18 +122,24 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
         MIX_STORE=mix_store,
         PDL=config["pdl"],
         PREFETCH=config["prefetch"],
-        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "prefetch", "pdl"),
+        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "stages", "programs", "prefetch", "pdl"),
     )
     return KernelPlan(
         "verify_readout.py.jinja",
         c.stem(problem, "verify_readout"),
         readout,
         config["warps"],
-        config["stages"],
+        1 if config["programs"] else config["stages"],
         verify_arguments(problem),
         c.SCRATCH,
         pdl=config["pdl"],
     )
+
+
+def readout_grid(problem: Problem, config: Config, heads: int) -> tuple[int, ...]:
+    """Grid of the pass over the state of so many heads of all requests."""
+    tiles = -(-problem.dv // config["bv"])
+    return (min(config["programs"], heads * tiles),) if config["programs"] else (heads, tiles)
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
@@ -167,7 +178,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
 
 def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
     blocks = c.tile_rows(problem) // config["row_block"]
-    return ((batch * heads // _heads(problem, config), blocks), (batch * heads, -(-problem.dv // config["bv"])))
+    return ((batch * heads // _heads(problem, config), blocks), readout_grid(problem, config, batch * heads))
 
 
 def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
