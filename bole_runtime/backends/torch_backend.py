@@ -16,8 +16,11 @@ from bole_runtime.families.spec import RecurrenceSpec
 _MAX_ELEMENTS = 1 << 26
 
 
-def _compute_dtype(x: torch.Tensor, pool: torch.Tensor) -> torch.dtype:
+def _compute_dtype(spec: RecurrenceSpec, x: torch.Tensor, pool: torch.Tensor) -> torch.dtype:
     if torch.float64 in (x.dtype, pool.dtype):
+        return torch.float64
+    # What a token erases and what it writes are summed apart, and can cancel over many tokens.
+    if not spec.merged:
         return torch.float64
     # A process that allows TF32 must not change what this path returns.
     if x.is_cuda and torch.get_float32_matmul_precision() != "highest":
@@ -137,7 +140,7 @@ def _states(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, dtype: to
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out``, and the capture buffers if there are any."""
     spec, tree, pending = call.spec, call.tree, call.pending
-    dtype = _compute_dtype(call.q, call.state)
+    dtype = _compute_dtype(spec, call.q, call.state)
     heads = call.v.shape[-2]
     skip = call.q.dim() - 2
     nodes, ring = _Segment.of_nodes(call), _Segment.of_pending(call)
@@ -206,7 +209,7 @@ def _commit_layer(
     if pool.shape[0] == 0:
         return
     spec, pending = call.spec, factors.pending
-    dtype = _compute_dtype(factors.k, pool)
+    dtype = _compute_dtype(spec, factors.k, pool)
     heads = pool.shape[1]
     slots = call.slots.long()
     inside = (slots >= 0) & (slots < pool.shape[0])

@@ -17,7 +17,7 @@ _GREEDY, _SAMPLE, _REJECT, _PREDICTED = 0, 1, 2, 3
 _METHODS = {"greedy": _GREEDY, "sample": _SAMPLE, "rejection": _REJECT, "predicted": _PREDICTED}
 #: Low bits of an fp32 that a wider cast leaves empty: the search for a cut skips them.
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-_BLOCK = 4096
+_BLOCK = 2048
 
 
 @triton.jit
@@ -175,39 +175,40 @@ def accept_kernel(
 @triton.jit
 def _largest(row, size, BLOCK: tl.constexpr):
     """Return the largest logit, its lowest id, and whether the row is not usable."""
-    top = tl.full([], float("-inf"), tl.float32)
-    best = tl.full([], 0, tl.int32)
-    wrong = tl.full([], 0, tl.int32)
+    tops = tl.full([BLOCK], float("-inf"), tl.float32)
+    ids = tl.full([BLOCK], 0, tl.int32)
+    wrong = tl.full([BLOCK], 0, tl.int32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
         given = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32)
         nan = given != given
-        wrong = tl.maximum(wrong, tl.max((nan | (given == float("inf"))).to(tl.int32), axis=0))
-        values = tl.where(nan, float("-inf"), given)
-        here = tl.max(values, axis=0)
-        lowest = tl.min(tl.where(values == here, at, size), axis=0)
-        best = tl.where(here > top, lowest, best)
-        top = tl.where(here > top, here, top)
-    return top, best, (wrong > 0) | (top == float("-inf"))
+        wrong = tl.where(nan | (given == float("inf")), 1, wrong)
+        better = (given > tops) & (~nan)
+        ids = tl.where(better, at, ids)
+        tops = tl.where(better, given, tops)
+    top = tl.max(tops, axis=0)
+    lowest = tl.min(tl.where(tops == top, ids, size), axis=0)
+    empty = top == float("-inf")
+    return top, tl.where(empty, 0, lowest), (tl.max(wrong, axis=0) > 0) | empty
 
 
 @triton.jit
 def _mass(row, size, top, best, heat, cut, least, one_hot, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    total = tl.full([], 0.0, tl.float32)
+    total = tl.full([BLOCK], 0.0, tl.float32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
         values = load_row(row, at, size)
-        total += tl.sum(weights(values, at, top, best, heat, cut, least, one_hot, SHIFT), axis=0)
-    return total
+        total += weights(values, at, top, best, heat, cut, least, one_hot, SHIFT)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
 def _sum(row, size, BLOCK: tl.constexpr):
-    total = tl.full([], 0.0, tl.float32)
+    total = tl.full([BLOCK], 0.0, tl.float32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
-        total += tl.sum(tl.load(row + at, mask=at < size, other=0.0), axis=0)
-    return total
+        total += tl.load(row + at, mask=at < size, other=0.0)
+    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -216,13 +217,15 @@ def _prepare(
     SHIFT: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Write the target's and the draft's distribution to the scratch; return whether the draft's row is usable."""
-    wrong = tl.full([], 0, tl.int32)
-    given = tl.full([], 0.0, tl.float32)
+    bad = tl.full([BLOCK], 0, tl.int32)
+    sums = tl.full([BLOCK], 0.0, tl.float32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
         q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32)
-        wrong = tl.maximum(wrong, tl.max((~((q >= 0) & (q < float("inf")))).to(tl.int32), axis=0))
-        given += tl.sum(q, axis=0)
+        bad = tl.where((q >= 0) & (q < float("inf")), bad, 1)
+        sums += q
+    wrong = tl.max(bad, axis=0)
+    given = tl.sum(sums, axis=0)
     # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.
     scale = tl.where(tl.abs(given - 1) < 1e-5, 1.0, tl.maximum(given, 1e-30))
     for first in range(0, size, BLOCK):
@@ -239,14 +242,16 @@ def _prepare(
 @triton.jit
 def _subtract(probs, rest, token, size, BLOCK: tl.constexpr):
     """After a rejection: the target becomes its residual, the draft loses the token."""
-    mass = tl.full([], 0.0, tl.float32)
-    others = tl.full([], 0.0, tl.float32)
+    masses = tl.full([BLOCK], 0.0, tl.float32)
+    rests = tl.full([BLOCK], 0.0, tl.float32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
         p = tl.load(probs + at, mask=at < size, other=0.0)
         q = tl.load(rest + at, mask=at < size, other=0.0)
-        mass += tl.sum(tl.maximum(p - q, 0.0), axis=0)
-        others += tl.sum(tl.where(at == token, 0.0, q), axis=0)
+        masses += tl.maximum(p - q, 0.0)
+        rests += tl.where(at == token, 0.0, q)
+    mass = tl.sum(masses, axis=0)
+    others = tl.sum(rests, axis=0)
     tl.debug_barrier()
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)

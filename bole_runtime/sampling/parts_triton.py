@@ -41,30 +41,42 @@ def weights(values, at, top, best, heat, cut, least, one_hot, SHIFT: tl.constexp
 
 @triton.jit
 def _measure(row, size, top, heat, cut, floor, MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the number or the mass of tokens whose key is at least ``cut`` and ``floor``."""
-    total = tl.full([], 0.0, tl.float32)
+    """Return the number or the mass of tokens whose key is at least ``cut`` and ``floor``, the smallest such key, and
+    the largest key below ``cut``."""
+    total = tl.full([BLOCK], 0.0, tl.float32)
+    above = tl.full([BLOCK], 2147483647, tl.int32)
+    under = tl.full([BLOCK], -2147483648, tl.int32)
     for first in range(0, size, BLOCK):
         at = first + tl.arange(0, BLOCK)
         values = load_row(row, at, size)
         key = key_of(values, SHIFT)
         kept = (key >= cut) & (key >= floor) & (values > float("-inf"))
         if MASS:
-            total += tl.sum(tl.where(kept, tl.exp((values - top) / heat), 0.0), axis=0)
+            total += tl.where(kept, tl.exp((values - top) / heat), 0.0)
         else:
-            total += tl.sum(kept.to(tl.float32), axis=0)
-    return total
+            total += kept.to(tl.float32)
+        above = tl.where(kept, tl.minimum(above, key), above)
+        under = tl.where(key < cut, tl.maximum(under, key), under)
+    return tl.sum(total, axis=0), tl.min(above, axis=0), tl.max(under, axis=0)
 
 
 @triton.jit
-def _bisect(row, size, top, heat, need, low, high, floor, MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    """Return the largest key in [low, high) that leaves at least ``need`` above; ``low`` if none does."""
+def _bisect(
+    row, size, top, heat, need, low, high, floor, MASS: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr
+):  # fmt: skip
+    """Return the largest key in [low, high) that leaves at least ``need`` above; ``low`` if none does.
+
+    Both ends jump to keys that occur, so the steps are those of a search among the logits, not among all bits.
+    """
     low = low.to(tl.int64)
     high = high.to(tl.int64)
     while high - low > 1:
         middle = low + ((high - low) >> 1)
-        enough = _measure(row, size, top, heat, middle, floor, MASS, SHIFT, BLOCK) >= need
-        low = tl.where(enough, middle, low)
-        high = tl.where(enough, high, middle)
+        got, above, under = _measure(row, size, top, heat, middle, floor, MASS, SHIFT, BLOCK)
+        enough = got >= need
+        # Nothing lies between ``under`` and the middle, nor between the middle and ``above``.
+        low = tl.where(enough, tl.maximum(middle, tl.minimum(above.to(tl.int64), high - 1)), low)
+        high = tl.where(enough, high, tl.maximum(under.to(tl.int64), low) + 1)
     return low
 
 
@@ -82,7 +94,7 @@ def cut_key(
             cut = _bisect(row, size, top, heat, kept.to(tl.float32), cut, end, cut, False, SHIFT, BLOCK)
     if TOP_P:  # noqa: SIM102
         if mass_kept < 1:
-            total = _measure(row, size, top, heat, cut, cut, True, SHIFT, BLOCK)
+            total, _, _ = _measure(row, size, top, heat, cut, cut, True, SHIFT, BLOCK)
             # Tokens below this logit cannot hold the mass that is dropped, even all together.
             bound = top + heat * tl.log(0.5 * (1 - mass_kept) * total / size)
             low = tl.maximum(cut, key_of(tl.where(bound == 0, 0.0, bound), SHIFT).to(tl.int64))

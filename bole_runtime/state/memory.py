@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -127,8 +128,10 @@ def _scratch(config: StateConfig, gpu: str) -> int:
     from bole_runtime import gpus
     from bole_runtime.kernels.variants import get_variant
     from bole_runtime.state.kernels import verify_problem
-    from bole_runtime.tables.lookup import dispatcher
+    from bole_runtime.tables.lookup import Dispatcher
 
+    # One of its own: a plan must not use up the process's only warning about a missing table.
+    tables = Dispatcher()
     record = gpus.get(gpu)
     name, limits = record.device_names[0], record.limits()
     most = 0
@@ -137,7 +140,9 @@ def _scratch(config: StateConfig, gpu: str) -> int:
             problem = verify_problem(
                 config, layer, mode, config.max_nodes, config.max_depth, config.max_batch, layer.spec.qk_l2norm
             )
-            chosen = dispatcher().resolve(problem, name, limits).config
+            with warnings.catch_warnings():
+                warnings.simplefilter("ignore")
+                chosen = tables.resolve(problem, name, limits).config
             variant = get_variant("verify", chosen.variant)
             most = max(most, sum(variant.workspace(problem, chosen, config.max_batch, layer.value_heads)))
     return 4 * most

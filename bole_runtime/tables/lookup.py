@@ -10,7 +10,8 @@ The order in which entries are tried, first match first:
 Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node, pending and depth
 buckets go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal
 ``HV / HK`` before another, and the work bucket to the nearest upward, or the largest one below when none is above. An
-entry that cannot run here is passed over, so that the choice is only ever about speed.
+entry that cannot run here is passed over, so that the choice is only ever about speed. So is one whose kernels failed
+on such a GPU before (``bad.py``); the analytic default respects that list too.
 """
 
 from __future__ import annotations
@@ -21,13 +22,14 @@ import math
 import os
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
+from bole_runtime.tables.bad_lists import BadLists
 from bole_runtime.tables.checks import CheckStore, minor
 from bole_runtime.tables.command import tune_command
 
@@ -141,6 +143,7 @@ class Dispatcher:
         self._memo: dict[tuple[Problem, str], Resolution] = {}
         self._tables: dict[tuple[Path, str, str], LoadedTable | None] = {}
         self._warned: set[str] = set()
+        self._bad = BadLists(roots, self._triton, self._warn)
 
     def resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
         """Return the configuration for ``problem`` on a device.
@@ -164,11 +167,32 @@ class Dispatcher:
         """
         waiting = []
         for _, entry in self.ranked(problem, device_name):
-            if self._reason(problem, entry, limits) is None:
-                if self.is_trusted(entry, device_name):
-                    break
+            found = self._reject(problem, entry, device_name, limits)
+            if found is None:
+                break
+            if found[0] == "unchecked":
                 waiting.append(entry)
         return tuple(waiting)
+
+    def note_stale(self, problem: Problem, resolution: Resolution, names: Sequence[str]) -> None:
+        """Warn once when the kernels that a choice loads are not those that its entry was tuned with.
+
+        Args:
+            problem: what they are loaded for; an entry of another bucket has kernels of its own.
+            resolution: of :meth:`resolve`.
+            names: of the kernels that were loaded; a name holds the hash of its text.
+        """
+        entry = resolution.entry
+        if entry is None or [k.name for k in entry.entry.kernels] == list(names):
+            return
+        shaping = ("group", "gate_mode", "nodes", "pending", "qk_l2norm", "gate_dtypes")
+        if any(getattr(problem, f) != getattr(entry.problem, f) for f in shaping):
+            return
+        self._warn(
+            "stale",
+            f"the entry {entry.key} of {entry.path} was tuned with other kernels than those of this release: its time "
+            f"says little; run `{tune_command(entry.problem, entry.gpu_key)}` to tune again",
+        )
 
     def is_trusted(self, entry: CheckedEntry, device_name: str = "") -> bool:
         """Return whether an entry may be used without a check: measured under this Triton minor, or checked here."""
@@ -187,39 +211,70 @@ class Dispatcher:
         with self._lock:
             self._memo.clear()
             self._tables.clear()
+            self._bad.clear()
 
     def _resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         key = gpu[0] if gpu else "NAME"
         fill = f"run `{tune_command(problem, key)}` to fill the gap"
         for source, entry in self.ranked(problem, device_name):
-            reason = self._reason(problem, entry, limits)
-            if reason is not None:
-                self._warn("unrunnable", f"the entry {entry.key} of {entry.path} cannot run here ({reason}); {fill}")
-                continue
-            if not self.is_trusted(entry, device_name):
-                why = (
-                    "was predicted without a GPU"
-                    if entry.entry.label == "predicted"
-                    else f"was written under Triton {entry.triton or 'unknown'}, this is {self._triton or 'unknown'}"
-                )
-                self._warn(
-                    "unchecked",
-                    f"the entry {entry.key} of {entry.path} {why}; "
-                    f"it is used once warmup() has checked it here, or {fill}",
-                )
+            found = self._reject(problem, entry, device_name, limits)
+            if found is not None:
+                kind, why = found
+                self._warn(kind, f"the entry {entry.key} of {entry.path} {why}; {fill}")
                 continue
             self._warn_about(problem, entry, source, key, fill)
             return Resolution(entry.config, source, entry, f"entry {entry.key} of {entry.path}")
         if device_name in ("", "cpu"):
             return Resolution(self._default(problem, limits), "default", None, "no GPU: analytic default")
+        config = self._good_default(problem, key if gpu else "", limits)
         if gpu is None:
             text = _explain(device_name)
             self._warn("gpu", text)
         else:
             text = f"no table has an entry for {problem.key()} on {key}; the analytic default is used"
             self._warn("default", f"{text}; {fill}")
-        return Resolution(self._default(problem, limits), "default", None, text)
+        return Resolution(config, "default", None, text)
+
+    def reject(self, problem: Problem, entry: CheckedEntry, device_name: str, limits: GpuLimits) -> str | None:
+        """Return why an entry is not taken for a problem on a device, None when it may be."""
+        found = self._reject(problem, entry, device_name, limits)
+        return None if found is None else found[1]
+
+    def _reject(
+        self, problem: Problem, entry: CheckedEntry, device_name: str, limits: GpuLimits
+    ) -> tuple[str, str] | None:
+        """Return the kind of warning and the reason why an entry is not taken, None when it may be."""
+        reason = self._reason(problem, entry, limits)
+        if reason is not None:
+            return "unrunnable", f"cannot run here ({reason})"
+        gpu = self._gpus(device_name)
+        bad = self._bad.find(problem, entry.config, gpu[0] if gpu else "")
+        if bad is not None:
+            return "bad", f"is on the list of kernels that failed here ({bad})"
+        if not self.is_trusted(entry, device_name):
+            why = (
+                "was predicted without a GPU"
+                if entry.entry.label == "predicted"
+                else f"was written under Triton {entry.triton or 'unknown'}, this is {self._triton or 'unknown'}"
+            )
+            return "unchecked", f"{why}; it is used once warmup() has checked it here"
+        return None
+
+    def _good_default(self, problem: Problem, key: str, limits: GpuLimits) -> Config:
+        """Return the analytic default, or that of another variant where it is known to fail on this GPU."""
+        config = self._default(problem, limits)
+        bad = self._bad.find(problem, config, key)
+        if bad is None:
+            return config
+        for variant in self._variants(problem.op):
+            if variant.applies(problem) is None:
+                other = variant.default(problem, limits)
+                if variant.check(problem, other, limits) is None and self._bad.find(problem, other, key) is None:
+                    self._warn("bad", f"the default {config} is known to fail on {key} ({bad}); {other} is used")
+                    return other
+        self._warn("bad", f"the default {config} is known to fail on {key} ({bad}), and so are the others")
+        return config
 
     def _warn_about(self, problem: Problem, entry: CheckedEntry, source: str, key: str, fill: str) -> None:
         if source != key:

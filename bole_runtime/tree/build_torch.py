@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 #: Bits of ``TreeBatch.status``.
-STATUS_ORDER, STATUS_DEPTH, STATUS_NODES, STATUS_PARENT = 1, 2, 4, 8
+STATUS_ORDER, STATUS_DEPTH, STATUS_NODES, STATUS_PARENT, STATUS_TOTAL = 1, 2, 4, 8, 16
 PADDING = -2
 
 

@@ -33,7 +33,7 @@ class TreeBatch:
         depths: int32, number of strict ancestors; -1 in padding rows.
         offsets: None, or int32 [max_batch + 1]; after a build within 0 to ``max_total`` whatever was given.
         status: int32 [1]; 0, or bits: 1 order, 2 depth above capacity, 4 node count above capacity or bad offsets, 8
-            parent is no live node.
+            parent is no live node, 16 more nodes in all than ``max_total`` (:meth:`pack_`).
         max_batch: requests.
         max_nodes: most nodes of a request.
         max_total: rows of a packed tree; ``max_batch * max_nodes`` for a dense one.
@@ -180,6 +180,20 @@ class TreeBatch:
         return out.masked_fill_(~keep.unsqueeze(1), PADDING)
 
     @classmethod
+    def from_links(
+        cls,
+        next_token: torch.Tensor,
+        next_sibling: torch.Tensor,
+        live: torch.Tensor,
+        max_depth: int | None = None,
+        validate: bool | None = None,
+    ) -> TreeBatch:
+        """Build dense trees from child and sibling links; see :func:`~bole_runtime.tree.parents_from_links`."""
+        from bole_runtime.tree.links import parents_from_links
+
+        return cls.from_parents(parents_from_links(next_token, next_sibling, live), max_depth, validate)
+
+    @classmethod
     def chain(cls, batch: int, nodes: int, device: torch.device | str = "cpu") -> TreeBatch:
         """Build one chain of ``nodes`` nodes a request."""
         parents = torch.arange(-1, nodes - 1, dtype=torch.int32, device=device)
@@ -189,6 +203,11 @@ class TreeBatch:
     def batch(self) -> int:
         """Requests, padding rows included."""
         return self.max_batch
+
+    @property
+    def validates(self) -> bool:
+        """Whether topologies are checked on the host."""
+        return self._validate
 
     def update_(self, parents: torch.Tensor | None = None, offsets: torch.Tensor | None = None) -> TreeBatch:
         """Rebuild the tree in place, on its device. Without validation there is no host sync, and a CUDA graph can
@@ -233,6 +252,30 @@ class TreeBatch:
         else:
             store(self, plan(self, source, limits, check=self._validate), limits)
         return self
+
+    def pack_(self, parents: torch.Tensor, counts: torch.Tensor | None = None) -> TreeBatch:
+        """Rebuild a packed tree in place from dense rows: the requests follow one another without gaps.
+
+        The same guarantees as :meth:`update_`. If the nodes of all requests are more than ``max_total``, the requests
+        that do not fit whole, and all after the first such one, get no nodes and ``status`` gets bit 16.
+
+        Args:
+            parents: int32 or int64 [B, N], up to the capacities; e.g. of
+                :func:`~bole_runtime.tree.parents_from_links`.
+            counts: int32 or int64 [B], nodes of each request, taken from the front of its row. Default: up to and
+                including its last node that is not padding.
+
+        Returns:
+            This object.
+
+        Raises:
+            TypeError: wrong types.
+            ValueError: not a packed tree, wrong shapes or device; or, with validation, an invalid tree or too many
+                nodes (this object is then unchanged).
+        """
+        from bole_runtime.tree.pack import pack
+
+        return pack(self, parents, counts)
 
     def _check_offsets(self, offsets: torch.Tensor | None) -> torch.Tensor | None:
         if offsets is None:

@@ -24,7 +24,7 @@ NB = tl.constexpr(16)  # nodes of a program
 "slots_ptr", "parents_ptr", "depths_ptr", "offsets_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_ee3fecbb(
+def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_28415697(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -92,11 +92,13 @@ def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_ee3fecbb(
     ring_rows = px_ptr + kept * stride_ps
     node = (pid % node_blocks) * NB + tl.arange(0, NB)
     is_node = node < count
-    depth = tl.load(depths_ptr + tree_rows + node, mask=is_node & (slot >= 0), other=-1)
     wanted = is_node[:, None] & in_c[None, :]
+    # The walk up the tree does not wait for the slot.
+    level = tl.load(depths_ptr + tree_rows + node, mask=is_node, other=-1)
     up0 = node
-    up1 = tl.load(parents_ptr + tree_rows + up0, mask=depth >= 1, other=0)
-    up2 = tl.load(parents_ptr + tree_rows + up1, mask=depth >= 2, other=0)
+    up1 = tl.load(parents_ptr + tree_rows + up0, mask=level >= 1, other=0)
+    up2 = tl.load(parents_ptr + tree_rows + up1, mask=level >= 2, other=0)
+    depth = tl.where(slot >= 0, level, -1)
     # Only blocks with nodes near a root need what is above it.
     shallow = tl.min(tl.where(depth >= 0, depth, WIDTH), axis=0)
     near = in_c & (shallow < 2)

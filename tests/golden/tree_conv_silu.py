@@ -24,7 +24,7 @@ NB = tl.constexpr(16)  # nodes of a program
 "slots_ptr", "parents_ptr", "depths_ptr", "offsets_ptr",
     ],
 )
-def tree_conv_w4l3_bf16_sbf16_silu_0c45119d(
+def tree_conv_w4l3_bf16_sbf16_silu_1a02a8e0(
     x_ptr,
     weight_ptr,
     state_ptr,
@@ -76,12 +76,14 @@ def tree_conv_w4l3_bf16_sbf16_silu_0c45119d(
     state_rows = state_ptr + kept * stride_ss
     node = (pid % node_blocks) * NB + tl.arange(0, NB)
     is_node = node < count
-    depth = tl.load(depths_ptr + tree_rows + node, mask=is_node & (slot >= 0), other=-1)
     wanted = is_node[:, None] & in_c[None, :]
+    # The walk up the tree does not wait for the slot.
+    level = tl.load(depths_ptr + tree_rows + node, mask=is_node, other=-1)
     up0 = node
-    up1 = tl.load(parents_ptr + tree_rows + up0, mask=depth >= 1, other=0)
-    up2 = tl.load(parents_ptr + tree_rows + up1, mask=depth >= 2, other=0)
-    up3 = tl.load(parents_ptr + tree_rows + up2, mask=depth >= 3, other=0)
+    up1 = tl.load(parents_ptr + tree_rows + up0, mask=level >= 1, other=0)
+    up2 = tl.load(parents_ptr + tree_rows + up1, mask=level >= 2, other=0)
+    up3 = tl.load(parents_ptr + tree_rows + up2, mask=level >= 3, other=0)
+    depth = tl.where(slot >= 0, level, -1)
     # Only blocks with nodes near a root need what is above it.
     shallow = tl.min(tl.where(depth >= 0, depth, WIDTH), axis=0)
     near = in_c & (shallow < 3)

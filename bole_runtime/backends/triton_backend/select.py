@@ -112,7 +112,9 @@ def _tuned(problem: Specialisation, index: int) -> tuple[Config, tuple[LoadedKer
 
     resolution = dispatcher().resolve(problem, name, limits)
     names = () if resolution.entry is None else tuple(k.name for k in resolution.entry.entry.kernels)
-    return resolution.config, load(problem, resolution.config, names)
+    kernels = load(problem, resolution.config, names)
+    dispatcher().note_stale(problem, resolution, [k.name for k in kernels])
+    return resolution.config, kernels
 
 
 def _interpretable(problem: Specialisation, config: Config) -> Config:

@@ -230,3 +230,17 @@ def large_and_very_negative_sums(device: Device) -> None:
     x = torch.full((1, 4, 16), -200.0, device=device)
     out, _ = tree_conv(x, weight.float(), state=pool, slots=indices([0], device), tree=tree)
     assert bool((out.abs() < 1e-30).all())
+
+
+@_case
+def unchecked_indices_touch_nothing(device: Device) -> None:
+    tree = conv_tree([[-1, 0, -2]] * 4, False, device)
+    x, weight = normal(4, 3, 6, device=device), normal(6, 3, device=device, seed=1)
+    pool = normal(4, 6, 2, device=device, seed=2)
+    before = pool.clone()
+    slots = indices([1, 4, 0, 3], device)
+    out, factors = tree_conv(x, weight, state=pool, slots=slots, tree=tree, validate=False)
+    assert bool((out[1] == 0).all()), "a slot beyond the pool is padding"
+    # A padding node, a live node of a padding row, a node beyond the tree, a negative one that is not -1.
+    conv_commit(pool, slots, factors, indices([2, 1, 3, -7], device), validate=False)
+    assert_same_bits("state", pool, before)

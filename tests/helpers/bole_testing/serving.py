@@ -1,4 +1,4 @@
-"""An engine in miniature: random rounds through a StateManager, and the float64 recurrence of every request beside it."""
+"""An engine in miniature: random rounds through a StateManager, beside the float64 recurrence of every request."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ class Server:
         layers: geometry.
         gates: draws the gates of a layer.
         state_bound: relative error allowed for a state after any number of rounds.
-        output_bound: relative error allowed for an output.
+        output_bound: relative error allowed for an output; None: outputs are not compared.
         **sizes: of the manager.
     """
 
@@ -86,7 +86,7 @@ class Server:
         layers: Sequence[LayerGeometry] = LAYERS,
         gates: Gates = gdn_gates,
         state_bound: float = 2e-6,
-        output_bound: float = 1e-5,
+        output_bound: float | None = 1e-5,
         parameters: Mapping[str, torch.Tensor] | None = None,
         **sizes: Any,
     ) -> None:
@@ -107,8 +107,8 @@ class Server:
         config = self.manager.config
         trees = [
             TreeBatch(config.max_batch, config.max_nodes, max_total=config.max_total),
-            TreeBatch(2, 5),
-            TreeBatch(1, config.max_nodes, max_total=config.max_nodes + 2),
+            TreeBatch(min(2, config.max_batch), min(5, config.max_nodes)),
+            TreeBatch(1, config.max_nodes, max_total=min(config.max_nodes + 2, config.max_total)),
         ]
         return [self.manager.round(t, torch.full((t.max_batch,), -1, dtype=torch.int32)) for t in trees]
 
@@ -235,10 +235,12 @@ class Server:
         for t in (q, k, v, *(t for name, t in gates.items() if name not in self.parameters)):
             t[dead] = float("nan")
         out = made.verify(n, q, k, v, gates=gates)
-        exact = verify_sequential(
-            q, k, v, gates=gates, state=self.oracle.states[n], slots=made.slots, tree=made.tree, recurrence=layer.spec
-        )
-        assert_close(f"output of layer {n}", out[~dead], exact[~dead], self.output_bound)
+        if self.output_bound is not None:
+            exact = verify_sequential(
+                q, k, v, gates=gates, state=self.oracle.states[n], slots=made.slots, tree=made.tree,
+                recurrence=layer.spec,
+            )  # fmt: skip
+            assert_close(f"output of layer {n}", out[~dead], exact[~dead], self.output_bound)
         mode = next(m for m in layer.spec.modes if layer.spec.required[m] <= gates.keys())
         return Factors(layer.spec, mode, k, v, dict(gates), 1.0, layer.spec.qk_l2norm, made.tree)
 

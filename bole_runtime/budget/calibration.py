@@ -1,0 +1,163 @@
+"""Measuring the complete forward over batch, nodes, context length and depth."""
+
+from __future__ import annotations
+
+import datetime
+import statistics
+import time
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from bole_runtime.budget.table import CalibrationError, CalibrationTable, Timing, save_calibration
+
+Run = Callable[[], object]
+#: Runs a function once and returns its time in microseconds.
+Timer = Callable[[Run], float]
+
+
+@dataclass(frozen=True)
+class Point:
+    """One setting to measure.
+
+    Attributes:
+        batch: requests.
+        nodes: nodes a request; 1 is plain decoding.
+        kv: context length.
+        depth: largest number of strict ancestors; 0 when decoding.
+    """
+
+    batch: int
+    nodes: int
+    kv: int
+    depth: int
+
+
+def calibrate(
+    forward: Callable[[Point], Run | None],
+    *,
+    batches: Sequence[int],
+    nodes: Sequence[int],
+    kv_lengths: Sequence[int],
+    depths: Sequence[int] = (8,),
+    name: str = "",
+    device: torch.device | str | None = None,
+    repeats: int = 20,
+    warmup: int = 3,
+    timer: Timer | None = None,
+    path: Path | str | None = None,
+    progress: Callable[[str], None] | None = None,
+) -> CalibrationTable:
+    """Measure the complete forward: attention, recurrent layers, MLPs, head, whatever a serving step runs.
+
+    For every batch, context length and depth, decoding and all tree sizes are prepared first and then timed in
+    rotation, so that a change of clocks meets all of them alike.
+
+    Args:
+        forward: given a :class:`Point`, returns the function that runs one forward of it (usually the replay of a
+            captured graph), or None if that cannot run here (too large); it is then left out.
+        batches: numbers of requests.
+        nodes: nodes a request; 1 (plain decoding) is added.
+        kv_lengths: context lengths.
+        depths: depths of trees, cut to ``nodes - 1``.
+        name: what is calibrated, for the file.
+        device: what is timed with CUDA events; default the CUDA device if there is one. A CPU is timed by its clock.
+        repeats: timed runs of a point, 3 at least.
+        warmup: runs before them.
+        timer: replaces the timing of one run.
+        path: file to write, in one step at the end.
+        progress: called with a line for every group of points.
+
+    Returns:
+        The table; medians with the distance between quartiles.
+
+    Raises:
+        ValueError: a list is empty or a number is out of range.
+        CalibrationError: decoding itself cannot run for some batch and context length.
+    """
+    for what, values, low in (("batches", batches, 1), ("nodes", nodes, 1), ("kv_lengths", kv_lengths, 0),
+                              ("depths", depths, 1)):  # fmt: skip
+        if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < low for v in values):
+            raise ValueError(f"{what}: {list(values)} is not allowed; allowed: one or more integers from {low}")
+    if repeats < 3 or warmup < 0:
+        raise ValueError(f"repeats, warmup: {repeats}, {warmup} is not allowed; allowed: from 3, from 0")
+    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
+    measure = timer or (_cuda_timer(where) if where.type == "cuda" else _clock)
+    entries: list[Timing] = []
+    for batch in sorted(set(batches)):
+        for kv in sorted(set(kv_lengths)):
+            points = list(_points(batch, kv, nodes, depths))
+            if progress is not None:
+                progress(f"batch {batch}, kv {kv}: {len(points)} points")
+            entries.extend(_measure(forward, points, measure, repeats, warmup))
+    table = CalibrationTable(
+        entries,
+        name=name,
+        device=torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
+        torch_version=torch.__version__,
+        protocol=f"median of {repeats} runs after {warmup}, points in rotation",
+    )
+    if path is not None:
+        save_calibration(table, path)
+    return table
+
+
+def _points(batch: int, kv: int, nodes: Sequence[int], depths: Sequence[int]) -> Iterable[Point]:
+    yield Point(batch, 1, kv, 0)
+    made = {(min(d, n - 1), n) for n in nodes if n > 1 for d in depths}
+    for depth, count in sorted(made):
+        yield Point(batch, count, kv, depth)
+
+
+def _measure(
+    forward: Callable[[Point], Run | None], points: list[Point], measure: Timer, repeats: int, warmup: int
+) -> list[Timing]:
+    runs = [(point, run) for point in points if (run := forward(point)) is not None]
+    if not runs or runs[0][0].nodes != 1:
+        point = points[0]
+        raise CalibrationError(f"decoding cannot run at batch {point.batch}, kv {point.kv}: forward gave None")
+    for _, run in runs:
+        for _ in range(warmup):
+            run()
+    times: dict[Point, list[float]] = {point: [] for point, _ in runs}
+    for _ in range(repeats):
+        for point, run in runs:
+            times[point].append(measure(run))
+    made = []
+    for point, taken in times.items():
+        low, middle, high = statistics.quantiles(taken, n=4)
+        spread = max(0.0, high - low)
+        made.append(
+            Timing(
+                batch=point.batch,
+                kv=point.kv,
+                depth=point.depth,
+                nodes=point.nodes,
+                median_us=max(middle, 1e-3),
+                spread_us=spread,
+                repeats=repeats,
+            )
+        )
+    return made
+
+
+def _clock(run: Run) -> float:
+    started = time.perf_counter()
+    run()
+    return (time.perf_counter() - started) * 1e6
+
+
+def _cuda_timer(device: torch.device) -> Timer:
+    def measure(run: Run) -> float:
+        with torch.cuda.device(device):
+            first, last = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            first.record()
+            run()
+            last.record()
+            last.synchronize()
+        return float(first.elapsed_time(last)) * 1e3
+
+    return measure

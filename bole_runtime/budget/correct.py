@@ -1,0 +1,92 @@
+"""Correcting a drafter's probabilities by what was really accepted, on the device."""
+
+from __future__ import annotations
+
+import torch
+
+from bole_runtime.sampling.result import Acceptance
+from bole_runtime.tree import TreeBatch
+
+_BINS_PER_OCTAVE = 2
+
+
+class AcceptanceModel:
+    """Learns, for nodes of similar cumulative draft probability, how many are accepted for each one predicted.
+
+    Nodes are put into bins of half an octave of probability. A bin's factor is ``(accepted + w) / (predicted + w)``,
+    with w the weight of the prior that the drafter is right; old rounds fade out. Corrected scores are
+    ``min(1, p * factor)``; :func:`~bole_runtime.budget.reach` keeps a child below its parent.
+
+    Every verified node is seen to be accepted or not, whatever the rule that chose it, so the estimate has no bias
+    among the nodes that were tried. State is on the device and updated in place, without a host sync.
+
+    Attributes:
+        predicted: fp32 [bins], faded sum of the draft's cumulative probabilities of verified nodes.
+        accepted: fp32 [bins], faded number of those that were accepted.
+    """
+
+    def __init__(
+        self, *, bins: int = 24, prior: float = 8.0, memory: float = 200.0, device: torch.device | str = "cpu"
+    ) -> None:
+        """Start from the drafter's own probabilities.
+
+        Args:
+            bins: number of bins; the last one holds all that is less probable.
+            prior: weight w of the prior, in accepted nodes.
+            memory: rounds after which an observation has faded to 1/e.
+            device: where the state lives.
+
+        Raises:
+            ValueError: a number is not positive.
+        """
+        for name, value in (("bins", bins), ("prior", prior), ("memory", memory)):
+            if not value > 0:
+                raise ValueError(f"{name}: {value} is not allowed; allowed: above 0")
+        self._prior = float(prior)
+        self._fade = 1.0 - 1.0 / max(1.0, float(memory))
+        self.predicted = torch.zeros(bins, device=device)
+        self.accepted = torch.zeros(bins, device=device)
+
+    def _bin(self, scores: torch.Tensor) -> torch.Tensor:
+        octaves = -scores.clamp(1e-30, 1.0).log2() * _BINS_PER_OCTAVE
+        return octaves.long().clamp(0, self.predicted.shape[0] - 1)
+
+    def factors(self) -> torch.Tensor:
+        """Return fp32 [bins], accepted nodes for each one that the drafter predicts."""
+        return (self.accepted + self._prior) / (self.predicted + self._prior)
+
+    def correct(self, scores: torch.Tensor) -> torch.Tensor:
+        """Return corrected acceptance probabilities.
+
+        Args:
+            scores: fp32, any shape, the draft's cumulative probabilities.
+
+        Returns:
+            fp32, of that shape, within [0, 1].
+        """
+        clean = scores.float().nan_to_num(0.0).clamp(0.0, 1.0)
+        return (clean * self.factors()[self._bin(clean)]).clamp(max=1.0)
+
+    def update(self, scores: torch.Tensor, tree: TreeBatch, result: Acceptance) -> None:
+        """Take in a round.
+
+        Args:
+            scores: fp32 ``tree.lead``, the draft's cumulative probability of each verified node, uncorrected.
+            tree: what was verified.
+            result: what was accepted.
+
+        Raises:
+            ValueError: wrong shape or device.
+        """
+        if tuple(scores.shape) != tree.lead:
+            raise ValueError(f"scores: expected shape {tree.lead}, got {tuple(scores.shape)}")
+        if scores.device != self.predicted.device or tree.device != self.predicted.device:
+            raise ValueError(f"scores, tree: must be on {self.predicted.device}")
+        flat = scores.reshape(-1).float().nan_to_num(0.0).clamp(0.0, 1.0)
+        # Roots are certain and teach nothing.
+        drafted = (tree.depths.reshape(-1) > 0).float()
+        hit = torch.zeros(tree.max_total + 1, device=flat.device)
+        hit.scatter_(0, torch.where(result.source >= 0, result.source, tree.max_total).flatten(), 1.0)
+        bins = self._bin(flat)
+        self.predicted.mul_(self._fade).scatter_add_(0, bins, flat * drafted)
+        self.accepted.mul_(self._fade).scatter_add_(0, bins, hit[:-1] * drafted)

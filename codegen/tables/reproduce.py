@@ -1,0 +1,68 @@
+"""``bole-tune --reproduce KEY``: a script that runs one configuration alone, checks it and times it."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config
+from bole_runtime.tables.command import geometry
+
+_SCRIPT = '''"""{title}
+
+Made by bole-tune --reproduce. Runs on a CUDA GPU; with --torch on the CPU, through the torch backend.
+"""
+
+import sys
+
+import torch
+
+from bole_codegen.search.bucket_inputs import open_bucket
+from bole_codegen.search.case import CheckCase, on_torch
+from bole_codegen.search.targets import Target, class_of
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config
+
+PROBLEM = {problem}
+CONFIG = Config({variant!r}, {params!r})
+TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch})
+
+on_cpu = "--torch" in sys.argv[1:]
+device = "cpu" if on_cpu else "cuda"
+check = CheckCase(class_of(PROBLEM), device, seed={seed})
+error = on_torch(lambda: check.run(None)) if on_cpu else check.run(CONFIG)
+print(f"relative error against the fp64 reference: {{error:.2e}}")
+if on_cpu:
+    sys.exit(0)
+
+from bole_codegen.measure import time_launches
+
+layers = {layers}
+make, nodes, each = open_bucket(TARGET, layers, {seed}, device).launches(CONFIG)
+timing = time_launches(make, nodes)
+print(f"{{timing.median_us / each:.2f}} us a layer, spread {{timing.spread_us / each:.2f}}, {{layers}} layers{then}")
+'''
+
+
+def reproduce(problem: Problem, config: Config, layers: int, measured_us: float | None, seed: int = 0) -> str:
+    """Return the script.
+
+    Args:
+        problem: the bucket.
+        config: what to run.
+        layers: that keep the states cold; for a commit a multiple of those of a launch.
+        measured_us: of the table, None without an entry.
+        seed: of inputs.
+    """
+    hk, hv, batch = geometry(problem)
+    then = "" if measured_us is None else f"; the table has {measured_us:.2f}"
+    return _SCRIPT.format(
+        title=f"{problem.key()} with {config}",
+        problem=repr(problem),
+        variant=config.variant,
+        params=config.params,
+        hk=hk,
+        hv=hv,
+        batch=batch,
+        seed=seed,
+        layers=layers,
+        then=then,
+    )

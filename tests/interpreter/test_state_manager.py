@@ -1,0 +1,99 @@
+"""A StateManager on interpreted kernels: every policy against the float64 recurrence, and batch-invariant bits."""
+
+from __future__ import annotations
+
+import random
+from typing import Any
+
+import pytest
+import torch
+from bole_testing.cases.base import random_parents
+from bole_testing.invariance import check_batch_invariance
+from bole_testing.serving import Server
+
+from bole_runtime import LayerGeometry, StateManager, TreeBatch, set_backend
+from bole_runtime.state.chains import ChainCounters, ChainRule, decide
+
+pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
+
+SMALL = LayerGeometry(1, 2, 16, 16)
+POLICIES: dict[str, dict[str, Any]] = {
+    "eager": {"policy": "eager"},
+    "fused": {"policy": "fused", "pending": 5},
+    "deferred": {"policy": "deferred", "pending": 5},
+}
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_rounds(name: str) -> None:
+    server = Server(5, layers=(SMALL, SMALL), max_batch=2, slots=3, max_nodes=4, max_total=8, **POLICIES[name])
+    for _ in range(3):
+        server.allocate()
+    for _ in range(3):
+        server.round()
+        server.check()
+    server.fork() if server.manager.free_slots else server.copy()
+    server.materialise()
+    server.check()
+    assert server.accepted_tokens > 3
+
+
+@pytest.mark.parametrize("name", ["eager", "deferred"])
+def test_a_request_gets_the_same_bits_alone_and_in_a_batch(name: str) -> None:
+    check_batch_invariance(POLICIES[name], ends=(3, 1), places=((0, 1), (2, 3)))
+
+
+def test_the_pinned_kernel_is_that_of_the_largest_batch() -> None:
+    heads = LayerGeometry(16, 32, 16, 16)
+    tree = TreeBatch(1, 4)
+    gates = {"g": 0, "beta": 0}
+    for invariant in (False, True):
+        manager = StateManager(
+            [heads], slots=64, max_batch=64, max_nodes=4, dtype=torch.float32, batch_invariant=invariant
+        )
+        alone = manager.kernels.of_verify(heads, gates, tree, None)
+        largest = manager.kernels.of_verify(heads, gates, TreeBatch(64, 4), None)
+        if invariant:
+            assert alone.variant == largest.variant is not None
+            assert 0 < alone.scratch == largest.scratch // 64
+        else:
+            # What is pinned is not what a small batch takes by itself.
+            assert alone.variant is largest.variant is None
+            assert alone.scratch == 0 < largest.scratch
+
+
+def test_a_decision_is_that_of_torch() -> None:
+    rng = random.Random(3)
+    for seed in range(6):
+        sizes = [rng.randint(1, 9) for _ in range(5)]
+        rows = [random_parents(rng, n, padding=0.2) for n in sizes]
+        if seed % 2:
+            ends = torch.tensor([sum(sizes[:i]) for i in range(6)])
+            tree = TreeBatch.from_packed(torch.tensor([p for row in rows for p in row]), ends, 9)
+        else:
+            tree = TreeBatch.from_parents(torch.tensor([row + [-2] * (9 - len(row)) for row in rows]))
+        slots = torch.tensor(rng.sample([*range(8), -1, -7, 99], 5), dtype=(torch.int32, torch.int64)[seed % 2])
+        accepted = torch.tensor([rng.choice([-1, -5, 77, 0, 1, 2, 3, 4]) for _ in range(5)])
+        rule = ChainRule(12, rng.choice([4, 8, 12]), consumed=seed % 3 == 0)
+        results = []
+        for backend in ("triton", "torch"):
+            set_backend(backend)
+            counters = ChainCounters(8, torch.device("cpu"))
+            gen = torch.Generator().manual_seed(seed)
+            for t in (counters.length, counters.start):
+                t.copy_(torch.randint(0, 12, (8,), generator=gen))
+            actions = torch.full((5,), -9, dtype=torch.int32)
+            decide(counters, rule, tree, slots, accepted, actions)
+            acting = slots[actions > 0].long()
+            results.append(
+                [
+                    actions,
+                    counters.length,
+                    counters.start,
+                    counters.before_length[acting],
+                    counters.before_start[acting],
+                ]
+            )
+        set_backend("triton")
+        for got, want in zip(*results, strict=True):
+            assert torch.equal(got, want)

@@ -1,0 +1,117 @@
+"""The memory plan: exact, by lifetime, and steady while rounds go on."""
+
+from __future__ import annotations
+
+import gc
+from typing import Any
+
+import pytest
+import torch
+from bole_testing.serving import LAYERS
+
+from bole_runtime import LayerGeometry, StateManager, TreeBatch, plan_memory
+
+QWEN = LayerGeometry(16, 32, 128, 128, conv_width=4)
+
+
+def held(manager: StateManager) -> int:
+    """Return the bytes of every distinct storage that a manager reaches."""
+    seen: dict[int, int] = {}
+    todo: list[object] = [manager.request, manager.buffers, manager.scratch]
+    visited: set[int] = set()
+    while todo:
+        item = todo.pop()
+        if id(item) in visited:
+            continue
+        visited.add(id(item))
+        if isinstance(item, torch.Tensor):
+            seen[item.untyped_storage().data_ptr()] = item.untyped_storage().nbytes()
+        elif isinstance(item, (list, tuple)):
+            todo.extend(item)
+        elif isinstance(item, dict):
+            todo.extend(item.values())
+        elif type(item).__module__.startswith("bole_runtime."):
+            names = [*getattr(item, "__dict__", {}), *getattr(type(item), "__slots__", ())]
+            todo.extend(getattr(item, name) for name in names if name not in ("config", "tree"))
+    return sum(seen.values())
+
+
+@pytest.mark.parametrize("policy", ["eager", "fused", "deferred"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=["fp32", "bf16"])
+def test_the_plan_is_what_is_allocated(policy: str, dtype: torch.dtype) -> None:
+    sizes: dict[str, Any] = {"slots": 7, "max_batch": 3, "max_nodes": 9, "max_total": 21, "policy": policy}
+    sizes.update(dtype=dtype, state_dtype=dtype, conv_dtype=torch.float32)
+    odd = LayerGeometry(1, 3, 5, 7, conv_width=3)
+    for layers in (LAYERS, (odd,), (odd, *LAYERS)):
+        plan = StateManager.bytes(list(layers), **sizes)
+        assert plan == plan_memory(list(layers), **sizes)
+        manager = StateManager(list(layers), **sizes)
+        assert manager.memory == plan
+        assert held(manager) == plan.total == plan.request + plan.round
+
+
+def test_factors_against_snapshots() -> None:
+    # 24 recurrent layers of Qwen3.5-9B, 64 requests with 16 nodes each.
+    plan = plan_memory([QWEN] * 24, slots=64, max_batch=64, max_nodes=64, max_total=1024)
+    assert plan.states == 64 * 24 * 2 * 2**20
+    assert plan.factors == 24 * 1024 * (2 * (16 * 128 + 32 * 128) + 2 * 4 * 32)
+    assert plan.snapshots == 1024 * 24 * 2 * 2**20
+    assert plan.ratio >= 160
+    assert plan.conv_inputs == 24 * 1024 * 8192 * 2
+    assert plan.conv_states == 24 * 64 * 8192 * 3 * 2
+    text = str(plan)
+    assert "snapshots of 1024 nodes instead" in text
+    assert f"{plan.ratio:.1f} times smaller" in text
+
+
+def test_factors_are_for_the_nodes_of_a_batch() -> None:
+    sizes = {"slots": 64, "max_batch": 64, "max_nodes": 64}
+    narrow, wide = (plan_memory([QWEN], max_total=n, **sizes) for n in (1024, 4096))
+    assert wide.factors == 4 * narrow.factors
+    assert plan_memory([QWEN], **sizes).factors == wide.factors
+
+
+def test_a_deferred_chain_costs_a_ring_a_slot() -> None:
+    sizes: dict[str, Any] = {"slots": 8, "max_batch": 4, "max_nodes": 16}
+    eager = plan_memory([QWEN], **sizes)
+    deferred = plan_memory([QWEN], policy="deferred", pending=32, **sizes)
+    assert deferred.chains - eager.chains == 8 * 32 * (2 * (16 * 128 + 32 * 128) + 2 * 4 * 32)
+    assert deferred.states == eager.states
+
+
+def test_scratch_memory_of_a_gpu() -> None:
+    sizes: dict[str, Any] = {"slots": 64, "max_batch": 64, "max_nodes": 16}
+    assert plan_memory([QWEN], **sizes).scratch == 0
+    # R of 16 x 16 a head and request, and the weights of a row.
+    assert plan_memory([QWEN], gpu="h200", **sizes).scratch >= 4 * 64 * 32 * 16 * 16
+
+
+@pytest.mark.parametrize("policy", ["eager", "fused", "deferred"])
+def test_memory_is_steady(policy: str) -> None:
+    play(policy, 75)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("policy", ["fused", "deferred"])
+def test_memory_is_steady_over_ten_thousand_rounds(policy: str) -> None:
+    play(policy, 10_000)
+
+
+def play(policy: str, count: int) -> None:
+    layer = LAYERS[0]
+    manager = StateManager([layer], slots=3, max_batch=2, max_nodes=3, dtype=torch.float32, policy=policy)
+    rnd = manager.round(TreeBatch.chain(2, 3), torch.tensor([manager.allocate(), manager.allocate()]))
+    x, weight = torch.ones(2, 3, layer.channels), torch.ones(layer.channels, 4)
+    q, v, gates = torch.ones(2, 3, 1, 8), torch.ones(2, 3, 2, 8), {n: torch.zeros(2, 3, 2) for n in ("g", "beta")}
+    counts = []
+    for n in range(count):
+        rnd.conv(0, x, weight)
+        rnd.verify(0, q, q, v, gates=gates)
+        rnd.commit(torch.tensor([n % 3, -1]))
+        if n % 10 == 0:
+            manager.free(manager.fork(0))
+        if (n + 1) % (count // 3) == 0:
+            gc.collect()
+            counts.append((sum(type(o) is torch.Tensor for o in gc.get_objects()), held(manager)))
+    assert counts[0] == counts[1] == counts[2]
