@@ -10,8 +10,8 @@ from bole_runtime.kernels.variants import all_variants, get_variant
 def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
     """Return the configuration to run without a measurement.
 
-    Few heads are a matter of latency: one launch. With many heads, an R that costs much is made better in a kernel of
-    its own. R of many nodes is itself heavy to read and write: solve on the right-hand side. A commit
+    Few heads are a matter of latency: one launch. With many heads, R is made better in a kernel of its own, once for
+    all value tiles. R of many nodes is itself heavy to read and write: solve on the right-hand side. A commit
     goes token by token, unless a long pending chain is folded with it.
 
     Raises:
@@ -33,8 +33,7 @@ def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
 
 def _order(problem: Problem, gpu: GpuLimits) -> list[str]:
     order = [v.name for v in all_variants(problem.op)]
-    heavy = problem.precision == "lossless" or problem.nodes + problem.pending > 32
-    if problem.op == "verify" and heavy and problem.work >= 4 * gpu.sms:
+    if problem.op == "verify" and problem.work >= gpu.sms:
         order = ["two_stage", *(n for n in order if n != "two_stage")]
     if problem.op == "verify" and problem.nodes + problem.pending > 128:
         order = ["chunked", *(n for n in order if n != "chunked")]

@@ -110,6 +110,8 @@ class Variant:
         plans: kernels of a configuration, in launch order.
         grids: launch grid of each kernel for a batch and a number of value heads (of a convolution: channels).
         workspace: fp32 elements of the two scratch buffers, for the same.
+        narrow: tests of single parameters that every valid configuration of a problem passes. They repeat what
+            ``check`` refuses, so that whoever lists configurations need not try it on everything.
     """
 
     name: str
@@ -123,6 +125,7 @@ class Variant:
     plans: Callable[[Any, Config], tuple[KernelPlan, ...]]
     grids: Callable[[Any, Config, int, int], tuple[tuple[int, ...], ...]]
     workspace: Callable[[Any, Config, int, int], tuple[int, int]]
+    narrow: Callable[[Any], Mapping[str, Callable[[Any], bool]]] = lambda problem: {}
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """Build a Config, checking names and values against the declaration.
@@ -149,11 +152,16 @@ class Variant:
             return f"variant {self.name!r} serves {self.op!r}, not {problem.op!r}"
         return self.applies(problem) or self.check(problem, config, gpu)
 
+    def choices(self, problem: Specialisation) -> list[tuple[Value, ...]]:
+        """Return the values of each parameter that some valid configuration of a problem may have."""
+        kept = self.narrow(problem)
+        return [tuple(v for v in p.choices if p.name not in kept or kept[p.name](v)) for p in self.params]
+
     def enumerate(self, problem: Specialisation, gpu: GpuLimits) -> Iterator[Config]:
         """Yield every valid configuration, in declaration order."""
         if problem.op != self.op or self.applies(problem) is not None:
             return
-        for values in product(*(p.choices for p in self.params)):
+        for values in product(*self.choices(problem)):
             config = Config(self.name, tuple(zip((p.name for p in self.params), values, strict=True)))
             if self.check(problem, config, gpu) is None:
                 yield config

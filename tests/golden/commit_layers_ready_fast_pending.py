@@ -36,9 +36,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -141,7 +153,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_ac9ef638(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_94b03a15(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -278,36 +290,37 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_ac9ef638(
         node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
         k = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
+            stride_kn, node, is_node & live, 0, DK, DK_PAD,
         )
         pending_k = load_rows(
             pk_ptr + kept * stride_pks + kh * stride_pkh,
             stride_pkn, ring, is_pending, 0, DK, DK_PAD,
         )
         k = tl.where(is_pending[:, None], pending_k, k)
-        k = tl.where(live[:, None], k, 0.0)
         v = load_rows(
             v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node, tile * BV, DV, BV,
+            stride_vn, node, is_node & live, tile * BV, DV, BV,
         )
         pending_v = load_rows(
             pv_ptr + kept * stride_pvs + h * stride_pvh,
             stride_pvn, ring, is_pending, tile * BV, DV, BV,
         )
         v = tl.where(is_pending[:, None], pending_v, v)
-        v = tl.where(live[:, None], v, 0.0)
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-        g = tl.load(g_rows + node * stride_gn, mask=is_node, other=0.0).to(tl.float32)
-        beta = tl.load(beta_rows + node * stride_betan, mask=is_node, other=0.0).to(tl.float32)
+        g = load_once(g_rows + node * stride_gn, is_node).to(tl.float32)
+        beta = load_once(beta_rows + node * stride_betan, is_node).to(tl.float32)
         pending_gates = kept * stride_pgs + ring * stride_pgn + h
         g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
         beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
-        k_scale = row_scale(k)
+        k_squares = squares(k)
+        k_scale = row_scale(k_squares)
         k = scaled_rows(k, k_scale)
-        k_norm = 1.0 / tl.sqrt_rn(squares(k) + EPS * k_scale * k_scale)
+        if tl.min(k_scale, axis=0) < 1.0:
+            k_squares = squares(k)
+        k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)

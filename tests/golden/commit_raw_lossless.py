@@ -32,9 +32,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -157,7 +169,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_dd4a769a(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_09782e16(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -237,26 +249,27 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_dd4a769a(
         node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
         k = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
+            stride_kn, node, is_node & live, 0, DK, DK_PAD,
         )
-        k = tl.where(live[:, None], k, 0.0)
         v = load_rows(
             v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node, tile * BV, DV, BV,
+            stride_vn, node, is_node & live, tile * BV, DV, BV,
         )
-        v = tl.where(live[:, None], v, 0.0)
         a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
         b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
-        gate_a = tl.load(a_rows + node * stride_an, mask=is_node, other=0.0).to(tl.float32)
-        gate_b = tl.load(b_rows + node * stride_bn, mask=is_node, other=0.0).to(tl.float32)
+        gate_a = load_once(a_rows + node * stride_an, is_node).to(tl.float32)
+        gate_b = load_once(b_rows + node * stride_bn, is_node).to(tl.float32)
         a_log = tl.load(a_log_ptr + h).to(tl.float32)
         dt_bias = tl.load(dt_bias_ptr + h).to(tl.float32)
         g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
-        k_scale = row_scale(k)
+        k_squares = squares(k)
+        k_scale = row_scale(k_squares)
         k = scaled_rows(k, k_scale)
-        k_norm = 1.0 / tl.sqrt_rn(squares(k) + EPS * k_scale * k_scale)
+        if tl.min(k_scale, axis=0) < 1.0:
+            k_squares = squares(k)
+        k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)

@@ -29,6 +29,18 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
 def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """The reverse of load_rows."""
     d = first + tl.arange(0, WIDTH)
@@ -78,7 +90,7 @@ def split_gate(g):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_k128v128g2_bf16_sfp32_raw_lossless_n16_3b3be93b(
+def gdn_commit_steps_k128v128g2_bf16_sfp32_raw_lossless_n16_7f53c30d(
     state_ptr,
     k_ptr,
     v_ptr,

@@ -33,9 +33,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -62,17 +74,17 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
     in_tree = (col_node >= 0) & (col_node < count)
-    word = tl.load(row_words[:, None] + (col_node >> 5)[None, :], mask=is_node[:, None] & in_tree[None, :], other=0)
+    word = tl.load(words[:, None] + (col_node >> 5)[None, :], mask=is_node[:, None] & in_tree[None, :], other=0)
     return (word >> (col_node & 31)[None, :]) & 1
 
 
 @triton.jit
-def live_bits(row_words, is_node, node):
+def live_bits(words, is_node, node):
     """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
+    word = tl.load(words + (node >> 5), mask=is_node, other=0)
     return ((word >> (node & 31)) & 1) != 0
 
 
@@ -93,12 +105,6 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
     """e^(G_i - G_j) where column j is the row itself or an ancestor of it, else 0. Exponents are never positive."""
     span = (row_whole[:, None] - col_whole[None, :]) + (row_part[:, None] - col_part[None, :])
     return tl.exp(tl.where(mask, span, -1.0e30))
-
-
-@triton.jit
-def path_decay(mask, total):
-    """e^(G_i - G_j) from one sum a row."""
-    return tl.exp(tl.where(mask, total[:, None] - total[None, :], -1.0e30))
 
 
 @triton.jit
@@ -163,17 +169,17 @@ def state_product(x, s, acc):
 
 @triton.jit(
     do_not_specialize=[
-"pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "slot_count",
-"scale", "beta_scale", "stride_gb", "stride_gn", "stride_gh", "stride_betab",
-"stride_betan", "stride_betah", "stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
+"pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "batch",
+"slot_count", "scale", "beta_scale", "stride_gb", "stride_gn", "stride_gh",
+"stride_betab", "stride_betan", "stride_betah", "stride_wb", "stride_wn", "stride_cgb",
+"stride_cgn",
     ],
     do_not_specialize_on_alignment=[
-"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "cg_ptr",
-"cbeta_ptr", "work_ptr", "weights_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr",
-"pstart_ptr",
+"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr",
+"cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_151b1d1e(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -183,6 +189,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -207,6 +214,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
     stride_pgn,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -284,8 +292,8 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
         is_pending_i = rows_i < plength
         is_node_i = (node_i >= 0) & (node_i < count)
         ring_i = (pstart + rows_i) % pcapacity
-        row_words_i = words_base + node_i * stride_wn
-        live_i = is_pending_i | live_bits(row_words_i, is_node_i, node_i)
+        words_i = words_base + node_i * stride_wn
+        live_i = is_pending_i | live_bits(words_i, is_node_i, node_i)
         k_i = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
             stride_kn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
@@ -301,8 +309,8 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
         )
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-        g_i = tl.load(g_rows + node_i * stride_gn, mask=is_node_i, other=0.0).to(tl.float32)
-        beta_i = tl.load(beta_rows + node_i * stride_betan, mask=is_node_i, other=0.0).to(tl.float32)
+        g_i = load_once(g_rows + node_i * stride_gn, is_node_i).to(tl.float32)
+        beta_i = load_once(beta_rows + node_i * stride_betan, is_node_i).to(tl.float32)
         pending_gates = kept * stride_pgs + ring_i * stride_pgn + h
         g_i = tl.where(is_pending_i, tl.load(pg_ptr + pending_gates, mask=is_pending_i, other=0.0), g_i)
         beta_i = tl.where(is_pending_i, tl.load(pbeta_ptr + pending_gates, mask=is_pending_i, other=0.0), beta_i)
@@ -341,28 +349,34 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
             is_pending_j = rows_j < plength
             is_node_j = (node_j >= 0) & (node_j < count)
             ring_j = (pstart + rows_j) % pcapacity
-            row_words_j = words_base + node_j * stride_wn
-            live_j = is_pending_j | live_bits(row_words_j, is_node_j, node_j)
+            words_j = words_base + node_j * stride_wn
+            live_j = is_pending_j | live_bits(words_j, is_node_j, node_j)
             g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
             beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-            g_j = tl.load(g_rows + node_j * stride_gn, mask=is_node_j, other=0.0).to(tl.float32)
-            beta_j = tl.load(beta_rows + node_j * stride_betan, mask=is_node_j, other=0.0).to(tl.float32)
+            g_j = load_once(g_rows + node_j * stride_gn, is_node_j).to(tl.float32)
+            beta_j = load_once(beta_rows + node_j * stride_betan, is_node_j).to(tl.float32)
             pending_gates = kept * stride_pgs + ring_j * stride_pgn + h
             g_j = tl.where(is_pending_j, tl.load(pg_ptr + pending_gates, mask=is_pending_j, other=0.0), g_j)
             beta_j = tl.where(is_pending_j, tl.load(pbeta_ptr + pending_gates, mask=is_pending_j, other=0.0), beta_j)
             g_j = tl.where(live_j, g_j, 0.0)
             beta_j = tl.where(live_j, beta_j, 0.0)
-            mask = ancestor_bits(row_words_i, is_node_i, node_j, count) != 0
+            mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
             mask = mask | (is_pending_j[None, :] & (rows_i[:, None] >= rows_j[None, :]) & live_i[:, None])
             step_whole, step_part = split_gate(g_j)
             whole_i += tl.sum(tl.where(mask, step_whole[None, :], 0.0), axis=1)
             part_i += tl.sum(tl.where(mask, step_part[None, :], 0.0), axis=1)
-        k_scale_i = row_scale(k_i)
+        k_squares_i = squares(k_i)
+        k_scale_i = row_scale(k_squares_i)
         k_i = scaled_rows(k_i, k_scale_i)
-        k_norm_i = 1.0 / tl.sqrt_rn(squares(k_i) + EPS * k_scale_i * k_scale_i)
-        q_scale_i = row_scale(q_i)
+        if tl.min(k_scale_i, axis=0) < 1.0:
+            k_squares_i = squares(k_i)
+        k_norm_i = tl.rsqrt(k_squares_i + EPS * k_scale_i * k_scale_i)
+        q_squares_i = squares(q_i)
+        q_scale_i = row_scale(q_squares_i)
         q_i = scaled_rows(q_i, q_scale_i)
-        q_norm_i = 1.0 / tl.sqrt_rn(squares(q_i) + EPS * q_scale_i * q_scale_i)
+        if tl.min(q_scale_i, axis=0) < 1.0:
+            q_squares_i = squares(q_i)
+        q_norm_i = tl.rsqrt(q_squares_i + EPS * q_scale_i * q_scale_i)
         reach = tl.exp(whole_i + part_i)
         ks = tl.zeros([C, BV], dtype=tl.float32)
         qs = tl.zeros([C, BV], dtype=tl.float32)
@@ -377,8 +391,8 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
             is_pending_j = rows_j < plength
             is_node_j = (node_j >= 0) & (node_j < count)
             ring_j = (pstart + rows_j) % pcapacity
-            row_words_j = words_base + node_j * stride_wn
-            live_j = is_pending_j | live_bits(row_words_j, is_node_j, node_j)
+            words_j = words_base + node_j * stride_wn
+            live_j = is_pending_j | live_bits(words_j, is_node_j, node_j)
             k_j = load_rows(
                 k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
                 stride_kn, node_j, is_node_j & live_j, 0, DK, DK_PAD,
@@ -389,7 +403,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
             )
             k_j = tl.where(is_pending_j[:, None], pending_k_j, k_j)
             k_j = scaled_rows(k_j, tl.load(sums_base + 3 * ROWS + rows_j))
-            mask = ancestor_bits(row_words_i, is_node_i, node_j, count) != 0
+            mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
             mask = mask | (is_pending_j[None, :] & (rows_i[:, None] >= rows_j[None, :]) & live_i[:, None])
             u_j = tl.load(u_base + rows_j[:, None] * BV + tl.arange(0, BV)[None, :])
             whole_j = tl.load(sums_base + rows_j)
@@ -399,7 +413,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_31239f5a(
             decay = decay * k_norm_j[None, :]
             x = mix_product(gram(k_i, k_j) * decay * (-beta_i * k_norm_i)[:, None], u_j, x)
             o = mix_product(gram(q_i, k_j) * decay * (q_norm_i * scale)[:, None], u_j, o)
-        mask = ancestor_bits(row_words_i, is_node_i, node_i, count) != 0
+        mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
         mask = mask | (is_pending_i[None, :] & (rows_i[:, None] >= rows_i[None, :]) & live_i[:, None])
         decay = pair_decay(mask, whole_i, part_i, whole_i, part_i)
         decay = decay * k_norm_i[None, :]

@@ -13,7 +13,6 @@ GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
-WORDS = tl.constexpr(1)  # 32-bit words of a node's ancestor mask
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
@@ -34,9 +33,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -46,10 +57,10 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -63,31 +74,18 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
-    bits = tl.zeros([is_node.shape[0], col_node.shape[0]], dtype=tl.int32)
-    for w in tl.static_range(WORDS):
-        word = tl.load(row_words + w, mask=is_node & (w * 32 < count), other=0)
-        in_word = (col_node >= w * 32) & (col_node < w * 32 + 32)
-        bits = tl.where(in_word[None, :], (word[:, None] >> (col_node & 31)[None, :]) & 1, bits)
-    return bits
-
-
-@triton.jit
-def live_bits(row_words, is_node, node):
-    """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
-    return ((word >> (node & 31)) & 1) != 0
+    word = words[:, None]
+    in_tree = (col_node >= 0) & (col_node < 32)
+    return tl.where(in_tree[None, :], (word >> (col_node & 31)[None, :]) & 1, 0)
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), accurate for every x (no threshold, no cancellation)."""
+    """log(1 + e^x), within 1e-7 of it."""
     e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    exact = u == 1.0
-    log1p = tl.where(exact, e, tl.log(u) * (e / tl.where(exact, 1.0, u - 1.0)))
-    return tl.maximum(x, 0.0) + log1p
+    return tl.maximum(x, 0.0) + tl.log(1.0 + e)
 
 
 @triton.jit
@@ -117,9 +115,19 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
-def path_decay(mask, total):
-    """e^(G_i - G_j) from one sum a row."""
-    return tl.exp(tl.where(mask, total[:, None] - total[None, :], -1.0e30))
+def path_decay(total):
+    """e^(G_i - G_j) where column j is the row itself or an ancestor of it; elsewhere anything from 0 to 1."""
+    return tl.exp2(tl.minimum(total[:, None] - total[None, :], 0.0))
+
+
+@triton.jit
+def path_sums(products, mask, g):
+    """Sums of gates, times log2 e, over the marked columns of each row.
+
+    The comparison with products is true: it makes the sums use the layout that products already have.
+    """
+    mask = mask & (products > -3.0e38)
+    return tl.sum(tl.where(mask, (tl.maximum(g, -128.0) * 1.4426950408889634)[None, :], 0.0), axis=1)
 
 
 @triton.jit
@@ -184,17 +192,18 @@ def state_product(x, s, acc):
 
 @triton.jit(
     do_not_specialize=[
-"pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "slot_count",
-"scale", "beta_scale", "stride_ab", "stride_an", "stride_ah", "stride_bb",
-"stride_bn", "stride_bh", "stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
+"pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "batch",
+"slot_count", "scale", "beta_scale", "stride_ab", "stride_an", "stride_ah",
+"stride_bb", "stride_bn", "stride_bh", "stride_wb", "stride_wn", "stride_cgb",
+"stride_cgn",
     ],
     do_not_specialize_on_alignment=[
 "a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "slots_ptr", "words_ptr",
-"offsets_ptr", "cg_ptr", "cbeta_ptr", "work_ptr", "weights_ptr", "pg_ptr",
-"pbeta_ptr", "plength_ptr", "pstart_ptr",
+"offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr",
+"plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_15c9370d(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -206,6 +215,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -230,6 +240,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
     stride_pgn,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -296,8 +307,8 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
     ring = (pstart + rows) % pcapacity
-    row_words = words_base + node * stride_wn
-    live = is_pending | live_bits(row_words, is_node, node)
+    words = load_once(words_base + node * stride_wn, is_node)
+    live = is_pending | (((words >> (node & 31)) & 1) != 0)
 
     # The state takes longest to arrive: ask for it before the solve.
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
@@ -311,16 +322,14 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
         stride_pkn, ring, is_pending, 0, DK, DK_PAD,
     )
     k = tl.where(is_pending[:, None], pending_k, k)
-    k = tl.where(live[:, None], k, 0.0)
     q = load_rows(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node, is_node, 0, DK, DK_PAD,
     )
-    q = tl.where(live[:, None], q, 0.0)
     a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
     b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
-    gate_a = tl.load(a_rows + node * stride_an, mask=is_node, other=0.0).to(tl.float32)
-    gate_b = tl.load(b_rows + node * stride_bn, mask=is_node, other=0.0).to(tl.float32)
+    gate_a = load_once(a_rows + node * stride_an, is_node).to(tl.float32)
+    gate_b = load_once(b_rows + node * stride_bn, is_node).to(tl.float32)
     a_log = tl.load(a_log_ptr + h).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + h).to(tl.float32)
     g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
@@ -338,7 +347,6 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
         stride_pvn, ring, is_pending, tile * BV, DV, BV,
     )
     v = tl.where(is_pending[:, None], pending_v, v)
-    v = tl.where(live[:, None], v, 0.0)
     if ck_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -355,24 +363,37 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
                 )
 
     # R = P (I + A)^-1 diag(beta): what the output takes from each pseudo-value's right-hand side.
-    mask = ancestor_bits(row_words, is_node, node, count) != 0
+    mask = ancestor_bits(words, is_node, node, count) != 0
     mask = mask | (is_pending[None, :] & (rows[:, None] >= rows[None, :]) & live[:, None])
-    total = tl.sum(tl.where(mask, tl.maximum(g, -128.0)[None, :], 0.0), axis=1)
-    decay = path_decay(mask, total)
-    reach = tl.exp(total)
-    k_scale = row_scale(k)
-    k = scaled_rows(k, k_scale)
-    k_norm = 1.0 / tl.sqrt_rn(squares(k) + EPS * k_scale * k_scale)
-    q_scale = row_scale(q)
-    q = scaled_rows(q, q_scale)
-    q_norm = 1.0 / tl.sqrt_rn(squares(q) + EPS * q_scale * q_scale)
-    decay = decay * k_norm[None, :]
-    erase = gram(k, k) * decay * (beta * k_norm)[:, None]
-    erase = tl.where(rows[:, None] == rows[None, :], 0.0, erase)
-    products = gram(q, k) * decay * (q_norm * scale)[:, None]
-    mix = solve_product(products, unit_lower_inverse(erase, ROWS)) * beta[None, :]
+    products = gram(q, k)
+    erase = gram(k, k)
+    k_squares = diagonal(erase)
+    q_squares = diagonal(gram(q, q))
+    # Rows too large to square are scaled, and the eps under their root with them.
+    k_scale = row_scale(k_squares)
+    q_scale = row_scale(q_squares)
+    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
+        k_fit = scaled_rows(k, k_scale)
+        q_fit = scaled_rows(q, q_scale)
+        products = gram(q_fit, k_fit)
+        erase = gram(k_fit, k_fit)
+        k_squares = diagonal(erase)
+        q_squares = diagonal(gram(q_fit, q_fit))
+    k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
+    q_norm = tl.rsqrt(q_squares + EPS * q_scale * q_scale)
+    products = products * q_norm[:, None] * k_norm[None, :]
+    erase = erase * k_norm[:, None] * k_norm[None, :]
+    products = tl.where(mask, products, 0.0)
+    erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
+    total = path_sums(products, mask, g)
+    decay = path_decay(total)
+    reach = tl.exp2(total)
+    mix = solve_product(products, unit_lower_inverse(erase * beta[:, None], ROWS))
+    mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
+    k = scaled_rows(k, k_scale)
+    q = scaled_rows(q, q_scale)
 
     # The committed state, read once.
     ks = tl.zeros([BV, ROWS], dtype=tl.float32)
@@ -381,6 +402,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3574c07d(
     ks = state_product(k, s, ks)
     qs = state_product(q, s, qs)
     x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
-    o = mix_product(x, tl.trans(mix), q_weight[None, :] * qs)
-    o = tl.trans(o)
+    x = tl.where(live[None, :], x, 0.0)
+    o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
+    o = tl.trans(mix_product(x, tl.trans(mix), o))
     store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)

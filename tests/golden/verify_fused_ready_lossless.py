@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 16 pending 0
-# config: fused(orient=state, bv=32, state_dot=bf16x2, mix=tf32x3, solve=tf32x3, warps=4, prefetch=True)
+# config: fused(orient=state, bv=32, state_dot=bf16x2, mix=tf32x3, solve=fp16x2, warps=4, prefetch=True)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, lossless."""
 
@@ -13,13 +13,10 @@ GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
-WORDS = tl.constexpr(1)  # 32-bit words of a node's ancestor mask
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
 BV = tl.constexpr(32)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
-SOLVE = tl.constexpr("tf32x3")  # precision of the triangular solve
-LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
 
 @triton.jit
@@ -33,9 +30,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -45,10 +54,10 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -62,21 +71,11 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
-    bits = tl.zeros([is_node.shape[0], col_node.shape[0]], dtype=tl.int32)
-    for w in tl.static_range(WORDS):
-        word = tl.load(row_words + w, mask=is_node & (w * 32 < count), other=0)
-        in_word = (col_node >= w * 32) & (col_node < w * 32 + 32)
-        bits = tl.where(in_word[None, :], (word[:, None] >> (col_node & 31)[None, :]) & 1, bits)
-    return bits
-
-
-@triton.jit
-def live_bits(row_words, is_node, node):
-    """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
-    return ((word >> (node & 31)) & 1) != 0
+    word = words[:, None]
+    in_tree = (col_node >= 0) & (col_node < 32)
+    return tl.where(in_tree[None, :], (word >> (col_node & 31)[None, :]) & 1, 0)
 
 
 @triton.jit
@@ -99,25 +98,64 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
-def solve_product(x, y):
-    """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+def path_decay(whole, part):
+    """e^(G_i - G_j) where column j is the row itself or an ancestor of it; elsewhere anything from 0 to 1."""
+    span = (whole[:, None] - whole[None, :]) + (part[:, None] - part[None, :])
+    return tl.exp(tl.minimum(span, 0.0))
 
 
 @triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
+def path_sums(products, mask, g):
+    """Sums of both parts of gates over the marked columns of each row.
 
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
+    The comparison with products is true: it makes the sums use the layout that products already have.
     """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
+    mask = mask & (products > -3.0e38)
+    whole, part = split_gate(g)
+    whole = tl.sum(tl.where(mask, whole[None, :], 0.0), axis=1)
+    return whole, tl.sum(tl.where(mask, part[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def half(x):
+    """A solve's operand in fp16. Products of normalised rows and what solves make of them are in its range."""
+    return x.to(tl.float16)
+
+
+@triton.jit
+def rest(x, high):
+    """What fp16 left of an operand, in fp16."""
+    return (x - high.to(tl.float32)).to(tl.float16)
+
+
+@triton.jit
+def solve_product(x, y):
+    """x y at the precision of the solve, fp32."""
+    x_high = half(x)
+    y_high = half(y)
+    return tl.dot(x_high, y_high, tl.dot(x_high, rest(y, y_high), tl.dot(rest(x, x_high), y_high)))
+
+
+@triton.jit
+def solve(p, a, steps):
+    """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
+
+    A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
+    substitution, all columns of a depth at a time. Until then it holds partial sums, which can be large.
+    """
+    a = -a
+    a_high = half(a)
+    a_low = rest(a, a_high)
+    x = p
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: deeper trees need them cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
+    for _ in range(0, small):
+        high = half(x)
+        x = tl.dot(high, a_high, tl.dot(high, a_low, tl.dot(rest(x, high), a_high, p)))
+    for _ in range(small, steps):
+        cut = tl.minimum(tl.maximum(x, -60000.0), 60000.0)
+        high = half(cut)
+        x = tl.dot(high, a_high, tl.dot(high, a_low, tl.dot(rest(cut, high), a_high, p)))
     return x
 
 
@@ -141,16 +179,16 @@ def state_product(x, s, acc):
 
 @triton.jit(
     do_not_specialize=[
-"nodes", "heads", "slot_count", "scale", "beta_scale", "stride_gb",
-"stride_gn", "stride_gh", "stride_betab", "stride_betan", "stride_betah", "stride_wb",
-"stride_wn", "stride_cgb", "stride_cgn",
+"nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
+"stride_gb", "stride_gn", "stride_gh", "stride_betab", "stride_betan", "stride_betah",
+"stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
     ],
     do_not_specialize_on_alignment=[
-"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "cg_ptr",
-"cbeta_ptr", "work_ptr", "weights_ptr",
+"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr",
+"cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -160,6 +198,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -169,6 +208,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
     weights_ptr,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -222,8 +262,8 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
     node = rows
     is_node = node < count
-    row_words = words_base + node * stride_wn
-    live = live_bits(row_words, is_node, node)
+    words = load_once(words_base + node * stride_wn, is_node)
+    live = (((words >> (node & 31)) & 1) != 0)
     if slot < 0:
         store_rows(
             out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
@@ -236,23 +276,20 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node, is_node, 0, DK, DK_PAD,
     )
-    k = tl.where(live[:, None], k, 0.0)
     q = load_rows(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node, is_node, 0, DK, DK_PAD,
     )
-    q = tl.where(live[:, None], q, 0.0)
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-    g = tl.load(g_rows + node * stride_gn, mask=is_node, other=0.0).to(tl.float32)
-    beta = tl.load(beta_rows + node * stride_betan, mask=is_node, other=0.0).to(tl.float32)
+    g = load_once(g_rows + node * stride_gn, is_node).to(tl.float32)
+    beta = load_once(beta_rows + node * stride_betan, is_node).to(tl.float32)
     g = tl.where(live, g, 0.0)
     beta = tl.where(live, beta, 0.0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
         stride_vn, node, is_node, tile * BV, DV, BV,
     )
-    v = tl.where(live[:, None], v, 0.0)
     if ck_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -269,25 +306,39 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
                 )
 
     # R = P (I + A)^-1 diag(beta): what the output takes from each pseudo-value's right-hand side.
-    mask = ancestor_bits(row_words, is_node, node, count) != 0
-    step_whole, step_part = split_gate(g)
-    whole = tl.sum(tl.where(mask, step_whole[None, :], 0.0), axis=1)
-    part = tl.sum(tl.where(mask, step_part[None, :], 0.0), axis=1)
-    decay = pair_decay(mask, whole, part, whole, part)
+    mask = ancestor_bits(words, is_node, node, count) != 0
+    products = gram(q, k)
+    erase = gram(k, k)
+    k_squares = diagonal(erase)
+    q_squares = diagonal(gram(q, q))
+    # Rows too large to square are scaled, and the eps under their root with them.
+    k_scale = row_scale(k_squares)
+    q_scale = row_scale(q_squares)
+    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
+        k_fit = scaled_rows(k, k_scale)
+        q_fit = scaled_rows(q, q_scale)
+        products = gram(q_fit, k_fit)
+        erase = gram(k_fit, k_fit)
+        k_squares = diagonal(erase)
+        q_squares = diagonal(gram(q_fit, q_fit))
+    k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
+    q_norm = tl.rsqrt(q_squares + EPS * q_scale * q_scale)
+    products = products * q_norm[:, None] * k_norm[None, :]
+    erase = erase * k_norm[:, None] * k_norm[None, :]
+    products = tl.where(mask, products, 0.0)
+    erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
+    depths_base = depths_ptr + b64 * (stride_wb // stride_wn) + start
+    steps = tl.max(tl.load(depths_base + node, mask=is_node, other=0), axis=0)
+    steps = tl.minimum(steps, ROWS - 1)
+    whole, part = path_sums(products, mask, g)
+    decay = path_decay(whole, part)
     reach = tl.exp(whole + part)
-    k_scale = row_scale(k)
-    k = scaled_rows(k, k_scale)
-    k_norm = 1.0 / tl.sqrt_rn(squares(k) + EPS * k_scale * k_scale)
-    q_scale = row_scale(q)
-    q = scaled_rows(q, q_scale)
-    q_norm = 1.0 / tl.sqrt_rn(squares(q) + EPS * q_scale * q_scale)
-    decay = decay * k_norm[None, :]
-    erase = gram(k, k) * decay * (beta * k_norm)[:, None]
-    erase = tl.where(rows[:, None] == rows[None, :], 0.0, erase)
-    products = gram(q, k) * decay * (q_norm * scale)[:, None]
-    mix = solve_product(products, unit_lower_inverse(erase, ROWS)) * beta[None, :]
+    mix = solve(products, erase * beta[:, None], steps)
+    mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
+    k = scaled_rows(k, k_scale)
+    q = scaled_rows(q, q_scale)
 
     # The committed state, read once.
     ks = tl.zeros([BV, ROWS], dtype=tl.float32)
@@ -297,6 +348,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_bd01dfa8(
     ks = state_product(k, high, state_product(k, low, ks))
     qs = state_product(q, high, state_product(q, low, qs))
     x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
-    o = mix_product(x, tl.trans(mix), q_weight[None, :] * qs)
-    o = tl.trans(o)
+    x = tl.where(live[None, :], x, 0.0)
+    o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
+    o = tl.trans(mix_product(x, tl.trans(mix), o))
     store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: solve=tf32 row_block=16 share=False mix_store=fp32 pdl=False
+# config: solve=fp16 row_block=16 share=False mix_store=bf16 pdl=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -12,12 +12,9 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
-WORDS = tl.constexpr(1)  # 32-bit words of a node's ancestor mask
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
 C = tl.constexpr(16)  # rows of a block
-SOLVE = tl.constexpr("tf32")  # precision of the triangular solve
-LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
 
 @triton.jit
@@ -31,9 +28,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -43,10 +52,10 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -60,31 +69,18 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
-    bits = tl.zeros([is_node.shape[0], col_node.shape[0]], dtype=tl.int32)
-    for w in tl.static_range(WORDS):
-        word = tl.load(row_words + w, mask=is_node & (w * 32 < count), other=0)
-        in_word = (col_node >= w * 32) & (col_node < w * 32 + 32)
-        bits = tl.where(in_word[None, :], (word[:, None] >> (col_node & 31)[None, :]) & 1, bits)
-    return bits
-
-
-@triton.jit
-def live_bits(row_words, is_node, node):
-    """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
-    return ((word >> (node & 31)) & 1) != 0
+    word = words[:, None]
+    in_tree = (col_node >= 0) & (col_node < 32)
+    return tl.where(in_tree[None, :], (word >> (col_node & 31)[None, :]) & 1, 0)
 
 
 @triton.jit
 def softplus(x):
-    """log(1 + e^x), accurate for every x (no threshold, no cancellation)."""
+    """log(1 + e^x), within 1e-7 of it."""
     e = tl.exp(-tl.abs(x))
-    u = 1.0 + e
-    exact = u == 1.0
-    log1p = tl.where(exact, e, tl.log(u) * (e / tl.where(exact, 1.0, u - 1.0)))
-    return tl.maximum(x, 0.0) + log1p
+    return tl.maximum(x, 0.0) + tl.log(1.0 + e)
 
 
 @triton.jit
@@ -114,31 +110,50 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
-def path_decay(mask, total):
-    """e^(G_i - G_j) from one sum a row."""
-    return tl.exp(tl.where(mask, total[:, None] - total[None, :], -1.0e30))
+def path_decay(total):
+    """e^(G_i - G_j) where column j is the row itself or an ancestor of it; elsewhere anything from 0 to 1."""
+    return tl.exp2(tl.minimum(total[:, None] - total[None, :], 0.0))
+
+
+@triton.jit
+def path_sums(products, mask, g):
+    """Sums of gates, times log2 e, over the marked columns of each row.
+
+    The comparison with products is true: it makes the sums use the layout that products already have.
+    """
+    mask = mask & (products > -3.0e38)
+    return tl.sum(tl.where(mask, (tl.maximum(g, -128.0) * 1.4426950408889634)[None, :], 0.0), axis=1)
+
+
+@triton.jit
+def half(x):
+    """A solve's operand in fp16. Products of normalised rows and what solves make of them are in its range."""
+    return x.to(tl.float16)
 
 
 @triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+    return tl.dot(half(x), half(y))
 
 
 @triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
+def solve(p, a, steps):
+    """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
+    A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
+    substitution, all columns of a depth at a time. Until then it holds partial sums, which can be large.
     """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
+    a = -a
+    a_high = half(a)
+    x = p
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: deeper trees need them cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
+    for _ in range(0, small):
+        x = tl.dot(half(x), a_high, p)
+    for _ in range(small, steps):
+        cut = tl.minimum(tl.maximum(x, -60000.0), 60000.0)
+        x = tl.dot(half(cut), a_high, p)
     return x
 
 
@@ -150,16 +165,16 @@ def gram(x, y):
 
 @triton.jit(
     do_not_specialize=[
-"nodes", "heads", "slot_count", "scale", "beta_scale", "stride_ab",
-"stride_an", "stride_ah", "stride_bb", "stride_bn", "stride_bh", "stride_wb",
-"stride_wn", "stride_cgb", "stride_cgn",
+"nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
+"stride_ab", "stride_an", "stride_ah", "stride_bb", "stride_bn", "stride_bh",
+"stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
     ],
     do_not_specialize_on_alignment=[
 "a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "slots_ptr", "words_ptr",
-"offsets_ptr", "cg_ptr", "cbeta_ptr", "work_ptr", "weights_ptr",
+"offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_81cafaf0(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -171,6 +186,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -180,6 +196,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
     weights_ptr,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -224,6 +241,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
     kh = h0 // GROUP
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
+    # The second kernel may start now: it waits before it reads what this one writes.
+    tl.extra.cuda.gdc_launch_dependents()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -241,11 +260,11 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
     rows_i = lane + row_block * C
     node_i = rows_i
     is_node_i = node_i < count
-    row_words_i = words_base + node_i * stride_wn
-    live_i = live_bits(row_words_i, is_node_i, node_i)
+    words_i = load_once(words_base + node_i * stride_wn, is_node_i)
+    live_i = (((words_i >> (node_i & 31)) & 1) != 0)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
+        stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
     )
     if ck_ptr is not None:
         if h0 % GROUP == 0:
@@ -253,15 +272,38 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    k_scale_i = row_scale(k_i)
-    k_i = scaled_rows(k_i, k_scale_i)
-    k_norm_i = 1.0 / tl.sqrt_rn(squares(k_i) + EPS * k_scale_i * k_scale_i)
-    mask = ancestor_bits(row_words_i, is_node_i, node_i, count) != 0
-    kk = tl.where(lane[:, None] == lane[None, :], 0.0, gram(k_i, k_i))
+    q_i = load_rows(
+        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+        stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
+    )
+    mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
+    products = gram(q_i, k_i)
+    erase = gram(k_i, k_i)
+    k_squares = diagonal(erase)
+    q_squares = diagonal(gram(q_i, q_i))
+    # Rows too large to square are scaled, and the eps under their root with them.
+    k_scale_i = row_scale(k_squares)
+    q_scale_i = row_scale(q_squares)
+    if tl.min(tl.minimum(k_scale_i, q_scale_i), axis=0) < 1.0:
+        k_fit = scaled_rows(k_i, k_scale_i)
+        q_fit = scaled_rows(q_i, q_scale_i)
+        products = gram(q_fit, k_fit)
+        erase = gram(k_fit, k_fit)
+        k_squares = diagonal(erase)
+        q_squares = diagonal(gram(q_fit, q_fit))
+    k_norm_i = tl.rsqrt(k_squares + EPS * k_scale_i * k_scale_i)
+    q_norm_i = tl.rsqrt(q_squares + EPS * q_scale_i * q_scale_i)
+    products = products * q_norm_i[:, None] * k_norm_i[None, :]
+    erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
+    products = tl.where(mask, products, 0.0)
+    erase = tl.where(mask & (rows_i[:, None] != rows_i[None, :]), erase, 0.0)
+    depths_base = depths_ptr + b64 * (stride_wb // stride_wn) + start
+    steps = tl.max(tl.load(depths_base + node_i, mask=is_node_i, other=0), axis=0)
+    steps = tl.minimum(steps, ROWS - 1)
     a_rows = a_ptr + b64 * stride_ab + start * stride_an + h0 * stride_ah
     b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h0 * stride_bh
-    gate_a = tl.load(a_rows + node_i * stride_an, mask=is_node_i, other=0.0).to(tl.float32)
-    gate_b = tl.load(b_rows + node_i * stride_bn, mask=is_node_i, other=0.0).to(tl.float32)
+    gate_a = load_once(a_rows + node_i * stride_an, is_node_i).to(tl.float32)
+    gate_b = load_once(b_rows + node_i * stride_bn, is_node_i).to(tl.float32)
     a_log = tl.load(a_log_ptr + h0).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + h0).to(tl.float32)
     g_i, beta_i = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
@@ -271,23 +313,13 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_57ed4391(
         gate_rows = b64 * stride_cgb + start * stride_cgn + node_i * stride_cgn + h0
         tl.store(cg_ptr + gate_rows, g_i, mask=is_node_i)
         tl.store(cbeta_ptr + gate_rows, beta_i, mask=is_node_i)
-    total = tl.sum(tl.where(mask, tl.maximum(g_i, -128.0)[None, :], 0.0), axis=1)
-    decay = path_decay(mask, total)
-    reach = tl.exp(total)
-    decay = decay * k_norm_i[None, :]
-    solved = unit_lower_inverse(kk * decay * (beta_i * k_norm_i)[:, None], C)
-    # Queries last: they would only take registers from the solve.
-    q_i = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
-    )
-    q_scale_i = row_scale(q_i)
-    q_i = scaled_rows(q_i, q_scale_i)
-    q_norm_i = 1.0 / tl.sqrt_rn(squares(q_i) + EPS * q_scale_i * q_scale_i)
-    qk = gram(q_i, k_i) * (q_norm_i * scale)[:, None]
-    mix = solve_product(qk * decay, solved) * beta_i[None, :]
-    mix_ptrs = work_ptr + (head_base + 0) * (ROWS * ROWS) + lane[:, None] * ROWS + lane[None, :]
-    tl.store(mix_ptrs, mix)
+    total = path_sums(products, mask, g_i)
+    decay = path_decay(total)
+    reach = tl.exp2(total)
+    mix = solve(products, erase * beta_i[:, None], steps)
+    mix = mix * decay * (scale * beta_i)[None, :]
+    mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (head_base + 0) * (ROWS * ROWS) + lane[:, None] * ROWS + lane[None, :]
+    tl.store(mix_ptrs, mix.to(tl.bfloat16))
     weights = weights_ptr + (head_base + 0) * (4 * ROWS) + rows_i
     tl.store(weights, reach * k_norm_i)
     tl.store(weights + ROWS, reach * scale * q_norm_i)

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 64 pending 0
-# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=False
+# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, lossless."""
 
@@ -12,7 +12,6 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
-WORDS = tl.constexpr(2)  # 32-bit words of a node's ancestor mask
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(64)  # pending tokens and nodes of a request
 C = tl.constexpr(16)  # rows of a block
@@ -31,9 +30,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -60,21 +71,24 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
-    bits = tl.zeros([is_node.shape[0], col_node.shape[0]], dtype=tl.int32)
-    for w in tl.static_range(WORDS):
-        word = tl.load(row_words + w, mask=is_node & (w * 32 < count), other=0)
-        in_word = (col_node >= w * 32) & (col_node < w * 32 + 32)
-        bits = tl.where(in_word[None, :], (word[:, None] >> (col_node & 31)[None, :]) & 1, bits)
-    return bits
+    word = tl.where((col_node < 32)[None, :], words[0][:, None], words[1][:, None])
+    in_tree = (col_node >= 0) & (col_node < 64)
+    return tl.where(in_tree[None, :], (word >> (col_node & 31)[None, :]) & 1, 0)
 
 
 @triton.jit
-def live_bits(row_words, is_node, node):
-    """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
-    return ((word >> (node & 31)) & 1) != 0
+def ancestor_words(base, stride_n, is_node, node):
+    """Both words of the ancestor masks of some nodes."""
+    both = tl.load(base + node[:, None] * stride_n + tl.arange(0, 2)[None, :], mask=is_node[:, None], other=0)
+    return tl.split(both)
+
+
+@triton.jit
+def own_bit(words, node):
+    """Whether a node is live: its own bit is set."""
+    return ((tl.where(node < 32, words[0], words[1]) >> (node & 31)) & 1) != 0
 
 
 @triton.jit
@@ -127,16 +141,16 @@ def gram(x, y):
 
 @triton.jit(
     do_not_specialize=[
-"nodes", "heads", "slot_count", "scale", "beta_scale", "stride_gb",
-"stride_gn", "stride_gh", "stride_betab", "stride_betan", "stride_betah", "stride_wb",
-"stride_wn", "stride_cgb", "stride_cgn",
+"nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
+"stride_gb", "stride_gn", "stride_gh", "stride_betab", "stride_betan", "stride_betah",
+"stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
     ],
     do_not_specialize_on_alignment=[
-"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "cg_ptr",
-"cbeta_ptr", "work_ptr", "weights_ptr",
+"g_ptr", "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr",
+"cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -146,6 +160,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -155,6 +170,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
     weights_ptr,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -201,6 +217,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
     h1 = h0 + 1
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
+    # The second kernel may start now: it waits before it reads what this one writes.
+    tl.extra.cuda.gdc_launch_dependents()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -218,8 +236,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
     rows_i = lane + row_block * C
     node_i = rows_i
     is_node_i = node_i < count
-    row_words_i = words_base + node_i * stride_wn
-    live_i = live_bits(row_words_i, is_node_i, node_i)
+    words_i = ancestor_words(words_base, stride_wn, is_node_i, node_i)
+    live_i = own_bit(words_i, node_i)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
@@ -230,30 +248,36 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    k_scale_i = row_scale(k_i)
-    k_i = scaled_rows(k_i, k_scale_i)
-    k_norm_i = 1.0 / tl.sqrt_rn(squares(k_i) + EPS * k_scale_i * k_scale_i)
     q_i = load_rows(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
     )
-    q_scale_i = row_scale(q_i)
+    k_squares_i = squares(k_i)
+    k_scale_i = row_scale(k_squares_i)
+    k_i = scaled_rows(k_i, k_scale_i)
+    if tl.min(k_scale_i, axis=0) < 1.0:
+        k_squares_i = squares(k_i)
+    k_norm_i = tl.rsqrt(k_squares_i + EPS * k_scale_i * k_scale_i)
+    q_squares_i = squares(q_i)
+    q_scale_i = row_scale(q_squares_i)
     q_i = scaled_rows(q_i, q_scale_i)
-    q_norm_i = 1.0 / tl.sqrt_rn(squares(q_i) + EPS * q_scale_i * q_scale_i)
+    if tl.min(q_scale_i, axis=0) < 1.0:
+        q_squares_i = squares(q_i)
+    q_norm_i = tl.rsqrt(q_squares_i + EPS * q_scale_i * q_scale_i)
 
     # Sums of gates down to every row of the blocks up to this one, and inverse norms, to a scratch of this program.
     rows_all = tl.arange(0, ROWS)
     node_all = rows_all
     is_node_all = node_all < count
-    row_words_all = words_base + node_all * stride_wn
-    live_all = live_bits(row_words_all, is_node_all, node_all)
+    words_all = ancestor_words(words_base, stride_wn, is_node_all, node_all)
+    live_all = own_bit(words_all, node_all)
     scratch = weights_ptr + tl.num_programs(0).to(tl.int64) * (8 * ROWS)
     scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (8 * ROWS)
     norms = scratch + 6 * ROWS
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
-    g_all = tl.load(g_rows + node_all * stride_gn, mask=is_node_all, other=0.0).to(tl.float32)
-    beta_all = tl.load(beta_rows + node_all * stride_betan, mask=is_node_all, other=0.0).to(tl.float32)
+    g_all = load_once(g_rows + node_all * stride_gn, is_node_all).to(tl.float32)
+    beta_all = load_once(beta_rows + node_all * stride_betan, is_node_all).to(tl.float32)
     g_all = tl.where(live_all, g_all, 0.0)
     beta_all = tl.where(live_all, beta_all, 0.0)
     if (ck_ptr is not None) and (row_block == 0):
@@ -264,8 +288,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
     tl.store(scratch + 2 * ROWS + rows_all, beta_all)
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h1 * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h1 * stride_betah
-    g_all = tl.load(g_rows + node_all * stride_gn, mask=is_node_all, other=0.0).to(tl.float32)
-    beta_all = tl.load(beta_rows + node_all * stride_betan, mask=is_node_all, other=0.0).to(tl.float32)
+    g_all = load_once(g_rows + node_all * stride_gn, is_node_all).to(tl.float32)
+    beta_all = load_once(beta_rows + node_all * stride_betan, is_node_all).to(tl.float32)
     g_all = tl.where(live_all, g_all, 0.0)
     beta_all = tl.where(live_all, beta_all, 0.0)
     if (ck_ptr is not None) and (row_block == 0):
@@ -278,9 +302,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
         rows_j = lane + block * C
         node_j = rows_j
         is_node_j = node_j < count
-        row_words_j = words_base + node_j * stride_wn
-        live_j = live_bits(row_words_j, is_node_j, node_j)
-        mask = ancestor_bits(row_words_j, is_node_j, node_all, count) != 0
+        words_j = ancestor_words(words_base, stride_wn, is_node_j, node_j)
+        live_j = own_bit(words_j, node_j)
+        mask = ancestor_bits(words_j, is_node_j, node_all, count) != 0
         tl.store(scratch + 0 * ROWS + rows_j, tl.sum(tl.where(mask, step_whole0[None, :], 0.0), axis=1))
         tl.store(scratch + 1 * ROWS + rows_j, tl.sum(tl.where(mask, step_part0[None, :], 0.0), axis=1))
         tl.store(scratch + 3 * ROWS + rows_j, tl.sum(tl.where(mask, step_whole1[None, :], 0.0), axis=1))
@@ -289,9 +313,12 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
             stride_kn, node_j, is_node_j & live_j, 0, DK, DK_PAD,
         )
-        k_scale_j = row_scale(k_j)
+        k_squares_j = squares(k_j)
+        k_scale_j = row_scale(k_squares_j)
         k_j = scaled_rows(k_j, k_scale_j)
-        k_norm_j = 1.0 / tl.sqrt_rn(squares(k_j) + EPS * k_scale_j * k_scale_j)
+        if tl.min(k_scale_j, axis=0) < 1.0:
+            k_squares_j = squares(k_j)
+        k_norm_j = tl.rsqrt(k_squares_j + EPS * k_scale_j * k_scale_j)
         tl.store(norms + rows_j, k_norm_j)
         tl.store(norms + ROWS + rows_j, k_scale_j)
     tl.debug_barrier()
@@ -318,14 +345,14 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
         rows_j = lane + column * C
         node_j = rows_j
         is_node_j = node_j < count
-        row_words_j = words_base + node_j * stride_wn
-        live_j = live_bits(row_words_j, is_node_j, node_j)
+        words_j = ancestor_words(words_base, stride_wn, is_node_j, node_j)
+        live_j = own_bit(words_j, node_j)
         k_j = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
             stride_kn, node_j, is_node_j & live_j, 0, DK, DK_PAD,
         )
         k_j = scaled_rows(k_j, tl.load(norms + ROWS + rows_j))
-        mask = ancestor_bits(row_words_i, is_node_i, node_j, count) != 0
+        mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
         products = gram(q_i, k_j) * (q_norm_i * scale)[:, None]
         k_norm_j = tl.load(norms + rows_j)
         products = products * k_norm_j[None, :]
@@ -339,14 +366,14 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
             rows_r = lane + between * C
             node_r = rows_r
             is_node_r = node_r < count
-            row_words_r = words_base + node_r * stride_wn
-            live_r = live_bits(row_words_r, is_node_r, node_r)
+            words_r = ancestor_words(words_base, stride_wn, is_node_r, node_r)
+            live_r = own_bit(words_r, node_r)
             k_r = load_rows(
                 k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
                 stride_kn, node_r, is_node_r & live_r, 0, DK, DK_PAD,
             )
             k_r = scaled_rows(k_r, tl.load(norms + ROWS + rows_r))
-            mask = ancestor_bits(row_words_r, is_node_r, node_j, count) != 0
+            mask = ancestor_bits(words_r, is_node_r, node_j, count) != 0
             products = gram(k_r, k_j) * (tl.load(norms + rows_r)[:, None] * k_norm_j[None, :])
             whole0_r = tl.load(scratch + 0 * ROWS + rows_r)
             part0_r = tl.load(scratch + 1 * ROWS + rows_r)
@@ -358,7 +385,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_ed9917ea(
             done = tl.load(mix_rows1 + rows_r[None, :])
             decay = pair_decay(mask, whole1_r, part1_r, whole1_j, part1_j)
             acc1 -= solve_product(done, products * decay)
-        mask = ancestor_bits(row_words_j, is_node_j, node_j, count) != 0
+        mask = ancestor_bits(words_j, is_node_j, node_j, count) != 0
         products = gram(k_j, k_j) * (k_norm_j[:, None] * k_norm_j[None, :])
         products = tl.where(lane[:, None] == lane[None, :], 0.0, products)
         beta_j = tl.load(scratch + 2 * ROWS + rows_j)

@@ -2,8 +2,8 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: orient=state bv=128 bk=128 state_dot=bf16 mix=bf16 prefetch=False pdl=True
-# launch: num_warps=8 num_stages=1
+# config: orient=nodes bv=64 bk=128 state_dot=bf16 mix=bf16 programs=0 prefetch=False pdl=True
+# launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify readout, fast."""
 
 import triton
@@ -13,9 +13,8 @@ GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
-WORDS = tl.constexpr(1)  # 32-bit words of a node's ancestor mask
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
-BV = tl.constexpr(128)  # value columns of a program
+BV = tl.constexpr(64)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
 
 
@@ -30,9 +29,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def row_scale(x):
-    """2^-70 for rows whose squares could leave the range of fp32, else 1: exact factors."""
-    return tl.where(tl.max(tl.abs(x), axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+def load_once(ptr, ok):
+    """One value a row, loaded by few threads; 0 where not wanted.
+
+    A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
+    layout it is wanted in: this one is as wide as the program.
+    """
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    column = tl.arange(0, WIDE)[None, :]
+    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+
+
+@triton.jit
+def row_scale(squares):
+    """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
+    return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
 
 
 @triton.jit
@@ -42,10 +53,10 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -59,21 +70,11 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 
 
 @triton.jit
-def ancestor_bits(row_words, is_node, col_node, count):
+def ancestor_bits(words, is_node, col_node, count):
     """1 where column node j is the row's node itself or one of its ancestors, [rows, columns] int32."""
-    bits = tl.zeros([is_node.shape[0], col_node.shape[0]], dtype=tl.int32)
-    for w in tl.static_range(WORDS):
-        word = tl.load(row_words + w, mask=is_node & (w * 32 < count), other=0)
-        in_word = (col_node >= w * 32) & (col_node < w * 32 + 32)
-        bits = tl.where(in_word[None, :], (word[:, None] >> (col_node & 31)[None, :]) & 1, bits)
-    return bits
-
-
-@triton.jit
-def live_bits(row_words, is_node, node):
-    """Whether a node is live: its own bit is set in its words."""
-    word = tl.load(row_words + (node >> 5), mask=is_node, other=0)
-    return ((word >> (node & 31)) & 1) != 0
+    word = words[:, None]
+    in_tree = (col_node >= 0) & (col_node < 32)
+    return tl.where(in_tree[None, :], (word >> (col_node & 31)[None, :]) & 1, 0)
 
 
 @triton.jit
@@ -84,22 +85,22 @@ def mix_product(x, y, acc):
 
 @triton.jit
 def state_product(x, s, acc):
-    """acc + the products of node rows x [rows, BK] with state rows s [BV, BK], [BV, rows]."""
-    return tl.dot(s, tl.trans(x), acc)
+    """acc + the products of node rows x [rows, BK] with state rows s [BV, BK], [rows, BV]."""
+    return tl.dot(x, tl.trans(s), acc)
 
 
 @triton.jit(
     do_not_specialize=[
-"nodes", "heads", "slot_count", "scale", "beta_scale", "stride_ab",
-"stride_an", "stride_ah", "stride_bb", "stride_bn", "stride_bh", "stride_wb",
-"stride_wn", "stride_cgb", "stride_cgn",
+"nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
+"stride_ab", "stride_an", "stride_ah", "stride_bb", "stride_bn", "stride_bh",
+"stride_wb", "stride_wn", "stride_cgb", "stride_cgn",
     ],
     do_not_specialize_on_alignment=[
 "a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr", "slots_ptr", "words_ptr",
-"offsets_ptr", "cg_ptr", "cbeta_ptr", "work_ptr", "weights_ptr",
+"offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_a8b64a62(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -111,6 +112,7 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
     slots_ptr,
     words_ptr,
     offsets_ptr,
+    depths_ptr,
     out_ptr,
     ck_ptr,
     cv_ptr,
@@ -120,6 +122,7 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
     weights_ptr,
     nodes,
     heads,
+    batch,
     slot_count,
     scale,
     beta_scale,
@@ -155,10 +158,10 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
 ):
     """One pass over a value tile of the committed state: o = q_weight (q S) + R (v - k_weight (k S))."""
     pid = tl.program_id(0)
+    tile = tl.program_id(1)
     b = pid // heads
     h = pid % heads
     kh = h // GROUP
-    tile = tl.program_id(1)
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -181,11 +184,11 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
         return
     node = rows
     is_node = node < count
-    row_words = words_base + node * stride_wn
-    live = live_bits(row_words, is_node, node)
+    words = load_once(words_base + node * stride_wn, is_node)
+    live = (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node & live, tile * BV, DV, BV,
+        stride_vn, node, is_node, tile * BV, DV, BV,
     )
     if cv_ptr is not None:
         store_rows(
@@ -194,11 +197,11 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
         )
     k = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node, is_node & live, 0, DK, DK_PAD,
+        stride_kn, node, is_node, 0, DK, DK_PAD,
     )
     q = load_rows(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node, is_node & live, 0, DK, DK_PAD,
+        stride_qn, node, is_node, 0, DK, DK_PAD,
     )
 
     # Everything above is the caller's; everything below comes from the first kernel.
@@ -211,14 +214,16 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_f29aa67d(
     k = scaled_rows(k, k_scale)
     q = scaled_rows(q, q_scale)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    ks = tl.zeros([BV, ROWS], dtype=tl.float32)
-    qs = tl.zeros([BV, ROWS], dtype=tl.float32)
+    ks = tl.zeros([ROWS, BV], dtype=tl.float32)
+    qs = tl.zeros([ROWS, BV], dtype=tl.float32)
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, BK)
     s = s.to(tl.bfloat16)
     ks = state_product(k, s, ks)
     qs = state_product(q, s, qs)
-    mix = tl.load(work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :])
-    x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
-    o = mix_product(x, tl.trans(mix), q_weight[None, :] * qs)
-    o = tl.trans(o)
+    mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
+    mix = tl.load(mix_ptrs)
+    x = v.to(tl.float32) - k_weight[:, None] * ks
+    x = tl.where(live[:, None], x, 0.0)
+    o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)
+    o = mix_product(mix, x, o)
     store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)

@@ -18,8 +18,7 @@ PINS = st.sampled_from(
         Pin("fused", (("orient", "state"), ("bv", 16))),
         Pin("two_stage", (("bv", 16),), commit=(("chunk", 32), ("bv", 16))),
         Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1))),
-        Pin("two_stage", (("bk", 32), ("stages", 2), ("bv", 16), ("warps", 1))),
-        Pin("three_stage", (("bv", 16),), commit=(("variant", "steps"),)),
+        Pin("two_stage", (("programs", 128), ("bv", 16)), commit=(("variant", "steps"),)),
         Pin("chunked", (("chunk", 16), ("bv", 16))),
     ]
 )

@@ -89,4 +89,5 @@ CHUNKED = Variant(
     plans=_plans,
     grids=_grids,
     workspace=_workspace,
+    narrow=c.narrow,
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from bole_runtime.families import get_family
@@ -18,16 +19,11 @@ STATE_DOT = Param(
 MIX = Param(
     "mix", ("bf16", "tf32", "bf16x3", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
 )
-SOLVE = Param("solve", ("tf32", "tf32x3", "fp16", "fp16x2"), "precision of the triangular solve", ordered=False)
-SOLVER = Param(
-    "solver", ("inverse", "neumann"), "inverse of the triangle by blocks, or one product a depth of the tree", ordered=False
-)
+SOLVE = Param("solve", ("tf32", "tf32x3", "fp16", "fp16x2"), "operands of the triangular solve", ordered=False)
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
-PROGRAMS = Param(
-    "programs", (0, 64, 128, 256, 384, 512), "programs that walk over heads and value tiles; 0: one program each"
-)
+PROGRAMS = Param("programs", (0, 128, 256, 512), "programs that walk over heads and value tiles; 0: one program each")
 PREFETCH = Param("prefetch", (False, True), "ask for the state before anything else", ordered=False)
 
 #: Scratch buffers of the verify variants that use any.
@@ -82,13 +78,18 @@ def solves(precision: str, normalised: bool = False) -> tuple[str, ...]:
     return ("tf32",) if precision == "fast" else ("tf32x3",)
 
 
+def default_solve(problem: Problem) -> str:
+    """Return how a block of all rows is solved without a measurement: by depth while trees are shallow."""
+    return solves(problem.precision, problem.qk_l2norm and problem.depth + problem.pending <= 16)[-1]
+
+
 def solve_context(config: Config) -> dict[str, Any]:
-    """Switches of the solve: fp16 terms of an operand (0: another type), and how it solves."""
-    names = {name for name, _ in config.params}
-    return {
-        "HALVES": {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0),
-        "SOLVER": config["solver"] if "solver" in names else "inverse",
-    }
+    """Switches of the solve: fp16 terms of an operand, 0 for another type; and how it solves.
+
+    With operands in fp16, a product a depth of the tree; with others the inverse of the triangle, by blocks.
+    """
+    halves = {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0)
+    return {"HALVES": halves, "SOLVER": "neumann" if halves else "inverse"}
 
 
 def scaled(problem: Problem) -> bool:
@@ -101,18 +102,38 @@ def weights(problem: Problem) -> int:
     return 4 if scaled(problem) else 2
 
 
-def check_precision(problem: Problem, config: Config) -> str | None:
-    """Reason why the precision parameters of a verify configuration do not fit the problem, or None."""
+def check_precision(problem: Problem, config: Config, whole: bool = False) -> str | None:
+    """Reason why the precision parameters of a verify configuration do not fit the problem, or None.
+
+    Args:
+        problem: the problem.
+        config: the configuration.
+        whole: all rows are solved in one block.
+    """
     allowed = {
         "state_dot": state_dots(problem.in_dtype, problem.state_dtype, problem.precision),
         "mix": mixes(problem.precision),
-        "solve": solves(problem.precision, problem.qk_l2norm),
+        "solve": solves(problem.precision, problem.qk_l2norm and whole),
     }
     for name, values in allowed.items():
         if config[name] not in values:
             types = f"{problem.in_dtype} on {problem.state_dtype}"
             return f"{name}={config[name]} does not keep {problem.precision} for {types}"
     return None
+
+
+def narrow(problem: Problem) -> dict[str, Callable[[Any], bool]]:
+    """Tests of single parameters of a verify configuration: what :func:`check_precision` and sizes allow."""
+    rows, dots = tile_rows(problem), state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
+    return {
+        "bv": lambda v: v <= power_of_two(problem.dv),
+        "bk": lambda v: min(128, power_of_two(problem.dk, 32)) <= v <= power_of_two(problem.dk, 32),
+        "state_dot": lambda v: v in dots,
+        "mix": lambda v: v in mixes(problem.precision),
+        "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm),
+        "row_block": lambda v: v <= rows,
+        "chunk": lambda v: v <= rows,
+    }
 
 
 def check_tile(problem: Problem, config: Config) -> str | None:
@@ -190,10 +211,12 @@ def check_blocks(problem: Problem, config: Config) -> str | None:
     dk_pad = power_of_two(problem.dk, 32)
     if config["bk"] > dk_pad:
         return f"bk={config['bk']} is wider than dk={problem.dk}"
-    if config["bk"] == dk_pad and config["stages"] != 1 and not config["programs"]:
-        return "without a loop there is nothing to pipeline"
-    if config["bk"] < dk_pad and config["programs"]:
-        return "programs that walk over heads read whole rows of the state"
+    if config["bk"] < min(dk_pad, 128):
+        return f"bk={config['bk']}: key dims up to 128 are read at once"
+    if config["bk"] == dk_pad and config["stages"] != 1:
+        return "without a loop over key dims there is nothing to pipeline"
+    if config["programs"] and (config["bk"] < dk_pad or config["prefetch"]):
+        return "programs that walk over heads read whole rows of the state, and ahead by themselves"
     if config["bk"] < dk_pad and config["stages"] == 1:
         return "a loop over key dims that is not pipelined waits for each block"
     return check_state_tile(problem, config["bv"], config["bk"], config["warps"])

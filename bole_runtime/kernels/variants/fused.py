@@ -7,7 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
 from bole_runtime.kernels.variants import common as c
 
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.SOLVER, c.WARPS, c.PREFETCH)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -18,7 +18,7 @@ def _applies(problem: Problem) -> str | None:
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     del gpu
-    reason = c.check_precision(problem, config) or c.check_tile(problem, config)
+    reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
     return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
@@ -35,8 +35,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "bv": bv,
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
-            "solve": c.solves(problem.precision)[0],
-            "solver": "inverse",
+            "solve": c.default_solve(problem),
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
         }
@@ -95,4 +94,5 @@ FUSED = Variant(
     plans=_plans,
     grids=_grids,
     workspace=_workspace,
+    narrow=c.narrow,
 )

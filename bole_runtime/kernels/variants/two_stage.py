@@ -21,7 +21,6 @@ PARAMS = (
     c.STATE_DOT,
     c.MIX,
     c.SOLVE,
-    c.SOLVER,
     c.WARPS,
     c.STAGES,
     c.PROGRAMS,
@@ -44,16 +43,14 @@ def _applies(problem: Problem) -> str | None:
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
-    reason = c.check_precision(problem, config) or c.check_tile(problem, config)
+    rows, block = c.tile_rows(problem), config["row_block"]
+    reason = c.check_precision(problem, config, whole=block == rows) or c.check_tile(problem, config)
     if reason:
         return reason
-    rows, block = c.tile_rows(problem), config["row_block"]
     if block > rows:
         return f"row_block={block} is more than the {rows} rows of a tile"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
-    if config["solver"] == "neumann" and rows > block:
-        return "one product a depth wants all rows in a program"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
     if config["pdl"] and gpu.compute_capability < (9, 0):
@@ -66,29 +63,32 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
-    del gpu
     rows = c.tile_rows(problem)
-    # Measured on an H200: whole heads while one pass over the state suffices, half heads where it takes two terms.
-    bv = min(128 if problem.precision == "fast" and rows <= 32 else 64, c.power_of_two(problem.dv))
-    block = 16 if rows <= 64 else 32
+    bv = min(64, c.power_of_two(problem.dv))
+    bv = min(bv, 64 * 128 // min(256, c.power_of_two(problem.dk, 32)))
+    # All rows in a program: nothing is made twice. More rows do not fit one.
+    whole = rows <= 64
+    block = rows if whole else 32
+    tiles = problem.work * -(-problem.dv // bv)
+    programs = 512 if rows <= 32 else 256
+    walk = tiles >= 2 * programs and c.power_of_two(problem.dk, 32) <= 256
     return TWO_STAGE.config(
         {
-            "orient": "state",
+            "orient": "nodes",
             "bv": bv,
             "bk": min(256, c.power_of_two(problem.dk, 32)),
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
             "mix": c.mixes(problem.precision)[0],
-            "solve": c.solves(problem.precision)[0],
-            "solver": "inverse",
-            "warps": c.default_warps(problem, bv) * (2 if bv == 128 else 1),
+            "solve": c.default_solve(problem) if whole else c.solves(problem.precision)[0],
+            "warps": c.default_warps(problem, bv),
             "stages": 1,
-            "programs": 0,
+            "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
-            "share": rows == 64 and 2 <= problem.group <= 4,
+            "share": False,
             "prefetch": False,
-            "mix_store": "fp32",
-            "pdl": False,
+            "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
+            "pdl": gpu.compute_capability >= (9, 0),
         }
     )
 
@@ -112,7 +112,7 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
             # Where a head is narrower than the smallest choice, one block holds it.
             "BK": (min(config["bk"], c.power_of_two(problem.dk)), "key dims read at a time"),
             "TILES": (-(-problem.dv // config["bv"]), "value tiles of a head"),
-            "ITEMS": (config["stages"], "tiles of the state that a program has asked for or works on"),
+            "PROGRAMS": (config["programs"], "programs that walk over heads and value tiles"),
         },
         PERSIST=bool(config["programs"]),
         WHOLE=True,
@@ -122,14 +122,14 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
         MIX_STORE=mix_store,
         PDL=config["pdl"],
         PREFETCH=config["prefetch"],
-        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "stages", "programs", "prefetch", "pdl"),
+        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "programs", "prefetch", "pdl"),
     )
     return KernelPlan(
         "verify_readout.py.jinja",
         c.stem(problem, "verify_readout"),
         readout,
         config["warps"],
-        1 if config["programs"] else config["stages"],
+        config["stages"],
         verify_arguments(problem),
         c.SCRATCH,
         pdl=config["pdl"],
@@ -160,7 +160,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         PDL=config["pdl"],
         WHOLE=blocks == 1,
         **c.solve_context(config),
-        config_line=_line(config, "solve", "solver", "row_block", "share", "mix_store", "pdl"),
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
     )
     return (
         KernelPlan(
@@ -198,4 +198,5 @@ TWO_STAGE = Variant(
     plans=_plans,
     grids=_grids,
     workspace=_workspace,
+    narrow=c.narrow,
 )

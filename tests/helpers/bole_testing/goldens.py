@@ -37,8 +37,8 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
     return Golden(_CONV.replace(**commit, **problem), variant, {}, index)
 
 
-_BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1}
-_LOOP = {"bk": 32, "stages": 3, "bv": 64, "warps": 4}
+_BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3"}
+_LOOP = {"bk": 128, "stages": 3, "bv": 64, "warps": 4}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
@@ -47,9 +47,9 @@ GOLDENS: dict[str, Golden] = {
     "verify_prepare_raw_fast": _golden("two_stage", {"share": False}, **_RAW_FAST),
     "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),
     "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
-    "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=100, dv=72),
-    "verify_gram_raw_fast": _golden("three_stage", {}, nodes=64, **_RAW_FAST),
-    "verify_solve_ready_lossless": _golden("three_stage", {}, 1, nodes=64),
+    "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=200, dv=72),
+    "verify_prepare_ready_fast_inverse_pending": _golden("two_stage", {"pdl": True}, precision="fast", pending=16),
+    "verify_readout_ready_lossless_walks": _golden("two_stage", {"programs": 256}, 1, nodes=64, pending=16),
     "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),

@@ -47,7 +47,7 @@ OTHERS = (
     Setting(FP32, FP32, "lossless", Pin("two_stage", commit=(("variant", "path"),))),
     Setting(FP16, FP32, "lossless", Pin("chunked", (("chunk", 16),))),
     Setting(BF16, BF16, "lossless", Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1)))),
-    Setting(FP16, FP16, "fast", Pin("three_stage", commit=(("variant", "path"),))),
+    Setting(FP16, FP16, "fast", Pin("two_stage", (("programs", 128),), commit=(("variant", "path"),))),
     Setting(FP32, FP16, "fast", Pin("chunked")),
 )
 
@@ -102,6 +102,7 @@ def _entry(
 
 
 ODD = (100, 72)
+WIDE = (200, 72)
 VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
     _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
@@ -111,17 +112,33 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
     _entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
     _entry(pin("two_stage", pdl=True, mix_store="bf16", bv=128, warps=8, commit={"dot": "tf32"}), "fast"),
-    _entry(pin("two_stage", bk=32, stages=3, bv=64, warps=4, prefetch=False)),
-    _entry(pin("two_stage", bk=64, stages=2, bv=64, warps=4, prefetch=False, pdl=True), "fast", nodes=60),
+    _entry(pin("two_stage", bk=128, stages=3, bv=64, warps=4, prefetch=False, programs=0), dims=WIDE),
+    _entry(pin("two_stage", bk=128, stages=2, bv=64, warps=4, prefetch=False, programs=0), "fast", nodes=60, dims=WIDE),
+    _entry(pin("two_stage", programs=128, bv=128, warps=8), "fast", nodes=16, capture=True),
+    _entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
+    _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False), nodes=32),
+    _entry(pin("two_stage", programs=128, bv=32, solve="tf32", mix_store="fp32"), "fast", nodes=64, pending=64),
+    _entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
+    _entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
+    _entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
+    _entry(pin("two_stage", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),
+    _entry(pin("two_stage", row_block=64, prepare_warps=8, solve="fp16x2"), nodes=64),
+    _entry(pin("two_stage", row_block=128, prepare_warps=8, solve="fp16x2"), nodes=100),
     _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
     _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=200, heads=(1, 2), mode="ready"),
-    _entry(pin("two_stage", bk=32, stages=2, bv=64), "fast", nodes=21, dims=ODD, heads=(1, 3), types=(FP32, FP32)),
+    _entry(
+        pin("two_stage", bk=128, stages=2, bv=64, programs=0),
+        "fast",
+        nodes=21,
+        dims=WIDE,
+        heads=(1, 3),
+        types=(FP32, FP32),
+    ),
     _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
-    _entry(pin("three_stage", commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
-    _entry(pin("three_stage", row_block=32, gram_warps=4, solve_warps=2, pdl=False), "fast", nodes=60, pending=16),
-    _entry(pin("three_stage", orient="nodes"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
+    _entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    _entry(pin("two_stage", orient="state"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
     _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
     _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
     _entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),

@@ -18,6 +18,7 @@ from bole_runtime.backends.triton_backend.verify import verify_problem
 from bole_runtime.calls import CommitLayer
 from bole_runtime.kernels import GpuLimits, Problem
 from bole_runtime.kernels.variants import get_variant
+from bole_runtime.kernels.variants.common import solves, tile_rows
 from bole_testing.cases.base import Setup
 
 #: Stands for the analytic default or a table: nothing is pinned.
@@ -58,6 +59,10 @@ class Pin:
             plain = variant.default(problem, limits)
             if os.environ.get("TRITON_INTERPRET") == "1":
                 plain = _interpretable(problem, plain)
+            rows = tile_rows(problem) if problem.op == "verify" else 0
+            if changes.get("row_block", rows) < rows:
+                # The default is for all rows in one block.
+                changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", **changes}
             for values in (changes, {}):
                 config = variant.config({**plain.as_dict(), **values})
                 reason = variant.reason(problem, config, limits)
