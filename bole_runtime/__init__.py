@@ -12,7 +12,7 @@ if TYPE_CHECKING:
     from bole_runtime.backends import set_backend
     from bole_runtime.conv import ConvFactors, ConvPending, conv_commit, tree_conv
     from bole_runtime.factors import Factors, PendingChain
-    from bole_runtime.families import RecurrenceSpec, get_family
+    from bole_runtime.families import RecurrenceSpec, get_family, register_family
     from bole_runtime.kernels.space import Config
     from bole_runtime.sampling import Acceptance, SamplingParams, accept, accept_predicted
     from bole_runtime.state import LayerGeometry, MemoryPlan, Snapshot, StateManager, append, flush, plan_memory
@@ -42,6 +42,7 @@ _EXPORTS = {
     "flush": "bole_runtime.state",
     "get_family": "bole_runtime.families",
     "plan_memory": "bole_runtime.state",
+    "register_family": "bole_runtime.families",
     "set_backend": "bole_runtime.backends",
     "tree_conv": "bole_runtime.conv",
     "verify": "bole_runtime.api",
@@ -85,6 +86,7 @@ __all__ = [
     "flush",
     "get_family",
     "plan_memory",
+    "register_family",
     "set_backend",
     "tree_conv",
     "verify",
