@@ -210,8 +210,10 @@ class Round:
         manager = self._manager
         if layer in self._written:
             return
-        made = self._writes.get(layer)
-        part = manager.request.contexts[layer].apply(self._buffers[layer])
+        made, context = self._writes.get(layer), manager.request.contexts[layer]
+        if not context.serves(self._buffers[layer].spec, self._buffers[layer].gate_mode):
+            return
+        part = context.apply(self._buffers[layer])
         if made is None or not made.serves([part]):
             made = prepare_layers(manager, self, [part], [manager.request.chains[layer]], [layer])
             self._writes[layer] = made

@@ -242,7 +242,11 @@ class Server:
             )  # fmt: skip
             assert_close(f"output of layer {n}", out[~dead], exact[~dead], self.output_bound)
         mode = next(m for m in layer.spec.modes if layer.spec.required[m] <= gates.keys())
-        return Factors(layer.spec, mode, k, v, dict(gates), 1.0, layer.spec.qk_l2norm, made.tree)
+        floats = {i.name: i.default for i in layer.spec.options(mode)}
+        scale = floats.pop("beta_scale", 1.0)
+        return Factors(
+            layer.spec, mode, k, v, dict(gates), scale, layer.spec.qk_l2norm, made.tree, options=floats
+        )  # fmt: skip
 
     def _advance(
         self,
@@ -275,7 +279,8 @@ class Server:
         index, request = torch.tensor(used), self.manager.request
         for n, layer in enumerate(self.manager.config.layers):
             states = request.pools[n][index].double()
-            if request.chains:
+            mode = layer.spec.kept_mode(layer.gate_mode)
+            if request.chains and request.contexts[n].serves(layer.spec, mode):
                 chain, known = request.chains[n], request.contexts[n]
                 states = flush_sequential(
                     request.pools[n], index, chain, recurrence=layer.spec, gates={**known.parameters, **known.floats}
