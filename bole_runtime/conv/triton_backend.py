@@ -90,7 +90,7 @@ def tree_conv(call: ConvCall) -> None:
     capture = None if call.capture is None else call.capture.x
     args: tuple[Any, ...] = (
         x, call.weight, *bias, call.state, call.slots, tree.parents, tree.depths, tree.offsets, call.out, capture,
-        *ring, *ring_scalars, tree.max_nodes, x.shape[-1], call.state.shape[0], *_rows(x, packed),
+        *ring, *ring_scalars, tree.max_nodes, -(-tree.max_nodes // config["nb"]), x.shape[-1], call.state.shape[0], *_rows(x, packed),
         *((*_rows(call.weight, packed), *weight[-2:]) if call.dynamic else weight),
         *(b.stride()[0] for b in bias), *call.state.stride(), *_rows(call.out, packed),
         *((0, 0) if capture is None else _rows(capture, packed)), 0 if packed else tree.max_nodes,
