@@ -62,6 +62,21 @@ def failures_line(failures: Mapping[str, int]) -> str:
     return "candidates that do not count: " + ", ".join(known)
 
 
+def offline_line(entries: Sequence[Entry]) -> str:
+    """Say what a search without the GPU came to: predictions change a default only where the model is sure."""
+    changed = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
+    broken = sum(e.default_us is None for e in entries)
+    kept = len(entries) - changed - broken
+    parts = (
+        [f"the analytic default compiles for this GPU and is kept in {kept} of {len(entries)} buckets"] if kept else []
+    )
+    if changed:
+        parts.append(f"something the model is sure is faster replaces it in {changed}")
+    if broken:
+        parts.append(f"it cannot run in {broken}, where another is chosen")
+    return "; ".join(parts) + ". Only a search on the GPU can tell candidates apart that are closer than the model is."
+
+
 def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
     """Return a run as JSON for other programs."""
     data: dict[str, Any] = {
@@ -74,6 +89,7 @@ def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> st
         "resumed_evaluations": result.resumed,
         "duplicates": result.duplicates,
         "failures": dict(result.failures),
+        "where_the_time_went": dict(result.spent),
         "missing": [{"bucket": b.target.problem.key(), "reason": b.reason} for b in result.buckets if b.entry is None],
         "entries": [{"key": e.key(), **msgspec.to_builtins(e)} for e in result.entries],
     }

@@ -33,6 +33,8 @@ from bole_runtime.tables.schema import Entry
 WRITE_UP = 3.0
 #: Seconds of the device that the finalists of a bucket take, until some were seen.
 FINISH_GUESS = {"measured": 0.8, "predicted": 0.05}
+#: Seconds that the last finalists take to be compiled with another output type and checked.
+CONFIRM_GUESS = {"measured": 12.0, "predicted": 0.0}
 #: Seconds of a compiling process that the default of a class takes, until some were seen.
 DEFAULT_GUESS = 12.0
 #: Winners of related classes that a bucket tries first.
@@ -144,6 +146,11 @@ class Driver:
         self._abreast = 1
         self._late = self._aside = False
         self.result = RunResult()
+
+    @property
+    def environment(self) -> Environment:
+        """What the classes share."""
+        return self._env
 
     def run(self, targets: Sequence[Target], loop: asyncio.AbstractEventLoop | None = None) -> RunResult:
         """Search every target. On an interrupt, :attr:`result` holds what was finished.
@@ -305,6 +312,7 @@ class Driver:
         finish = _mean(self._finish_seconds, FINISH_GUESS[self._evaluator.label])
         default = _mean(self._default_seconds, DEFAULT_GUESS / self._evaluator.workers) / self._abreast
         aside = finish * sum(len(c.members) for c in open_) / self._evaluator.devices + default * len(ahead)
+        aside += CONFIRM_GUESS[self._evaluator.label]
         return max(0.0, left - aside) * min(1.0, self._abreast / len(open_))
 
     async def _for(self, work: Coroutine[Any, Any, None], seconds: float | None) -> bool:

@@ -84,7 +84,7 @@ def test_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     shown.finished(target, 5.0, 6.0)
     shown.end()
     text = stream.getvalue()
-    assert "2 buckets were finished by an earlier run" in text
+    assert "2 buckets finished by an earlier run" in text
     assert "2 of up to 10 candidates" in text
     assert "1 failed" in text
     assert "last improvement 5.00 us verify fast n16 w32 fused" in text
