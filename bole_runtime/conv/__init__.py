@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from bole_runtime.conv.api import conv_commit, tree_conv
+from bole_runtime.conv.api import conv_commit, prepare_conv_commit, tree_conv
 from bole_runtime.conv.factors import ConvFactors, ConvPending
 
-__all__ = ["ConvFactors", "ConvPending", "conv_commit", "tree_conv"]
+__all__ = ["ConvFactors", "ConvPending", "conv_commit", "prepare_conv_commit", "tree_conv"]
