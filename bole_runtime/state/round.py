@@ -15,6 +15,7 @@ from bole_runtime.factors import Factors
 from bole_runtime.state.chains import ChainRule, decide
 from bole_runtime.state.commits import PreparedLayers, prepare_layers
 from bole_runtime.state.context import CallContext
+from bole_runtime.state.kernels import Kernels
 from bole_runtime.tree import TreeBatch
 
 if TYPE_CHECKING:
@@ -51,6 +52,9 @@ class Round:
         self._factors: list[Factors | None] = [None] * len(config.layers)
         self._convolved = [False] * len(config.layers)
         self._written: set[int] = set()
+        self._specs = [layer.spec for layer in config.layers]
+        self._modes = [layer.spec.kept_mode(layer.gate_mode) for layer in config.layers]
+        self._kernels: dict[tuple[object, ...], Kernels] = {}
         self._writes: dict[int, PreparedLayers] = {}
         self._commit: PreparedLayers | None = None
         self._rule = ChainRule(config.pending, config.flush_at, consumed=config.policy == "fused")
@@ -87,16 +91,22 @@ class Round:
         """
         manager = self._manager
         config = manager.config
-        geometry = manager.geometry(layer)
+        spec = self._specs[manager.index(layer)]
         if self._factors[layer] is not None:
             raise ValueError(f"layer: {layer} was verified in this round already; commit or abandon the round first")
+        if not isinstance(gates, Mapping):
+            check.not_a("gates", gates, "a mapping from gate names to tensors")
         self._begin()
         pending = manager.request.chains[layer] if config.policy == "deferred" else None
         variant = options.pop("variant", None)
-        kernels = manager.kernels.of_verify(geometry, gates, self.tree, options.get("qk_l2norm"))
-        mode = geometry.spec.kept_mode(geometry.gate_mode)
-        context = CallContext.of_gates(geometry.spec, mode, gates, options.get("qk_l2norm"))
-        manager.request.contexts[layer] = context
+        l2norm = options.get("qk_l2norm")
+        # What a call of this form needs is worked out once: the names of its gates tell the form.
+        form = (layer, l2norm, *gates)
+        kernels = self._kernels.get(form)
+        if kernels is None:
+            kernels = manager.kernels.of_verify(config.layers[layer], gates, self.tree, l2norm)
+            self._kernels[form] = kernels
+        manager.request.contexts[layer] = CallContext.of_gates(spec, self._modes[layer], gates, l2norm)
         if config.policy == "fused":
             self._write_waiting(layer)
         out, factors = verify(
@@ -107,7 +117,7 @@ class Round:
             state=manager.request.pools[layer],
             slots=self.slots,
             tree=self.tree,
-            recurrence=geometry.spec,
+            recurrence=spec,
             precision=config.precision,
             out=out,
             out_dtype=out_dtype,
