@@ -167,6 +167,8 @@ class Driver:
                 loop.run_until_complete(self._main(targets))
         finally:
             self._progress.end()
+            # Before claims are given up: the next run must find what was finished.
+            self._env.store.flush()
             with contextlib.suppress(Exception):
                 self._env.store.claims.release_all()
         return self.result
@@ -297,6 +299,8 @@ class Driver:
             keep(self._env, one.results, self._options.trials)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
+        if self._aside:
+            await asyncio.to_thread(self._env.store.flush)
         self._env.store.claims.release(self._env.store.class_name(one.problem))
 
     def _share(self) -> float | None:
