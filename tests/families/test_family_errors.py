@@ -64,6 +64,10 @@ def call(name: str, mode: str, gates: dict[str, Any] | None = None, drop: str = 
         ),
         ("mamba2", "raw", {"dt_max": float("nan")}, "", ValueError, r"gates\['dt_max'\]: nan is not finite"),
         ("mamba2", "raw", {"dt_min": float("inf")}, "", ValueError, r"gates\['dt_min'\]: inf is not finite"),
+        ("kda", "raw", {"lower_bound": 5.0}, "", ValueError, r"'lower_bound'.: 5.0 is not allowed; allowed: -inf"),
+        ("mamba2", "raw", {"dt_min": -1.0}, "", ValueError, r"gates\['dt_min'\]: -1.0 is not allowed; allowed: 0.0 to"),
+        ("gla", "raw", {"normalizer": 0.0}, "", ValueError, r"'normalizer'\]: 0.0 is not allowed; allowed: 0.001"),
+        ("gdn2", "raw", {"erase_scale": "2"}, "", TypeError, r"'erase_scale'\]: expected a Python float, got str"),
         ("mamba2", "raw", {}, "A_log", ValueError, "gates: missing A_log for mode 'raw' of 'mamba2'"),
         ("deltanet", "ready", {"g": torch.zeros(2, 4, 4)}, "", ValueError, "gates: unexpected g for mode 'ready'"),
         (

@@ -30,6 +30,12 @@ def _torch_backend():
     torch.set_num_threads(threads)
 
 
+class _Exact(Setup):
+    """Bounds of float64; verify is asked for a float64 output."""
+
+    output_bound = state_bound = 1e-12  # type: ignore[assignment]
+
+
 def _setup(in_dtype: torch.dtype, state_dtype: torch.dtype) -> Setup:
     return Setup(verify, commit, torch.device("cpu"), in_dtype, state_dtype, "lossless")
 
@@ -46,6 +52,13 @@ def test_fp32(name: str, draw: Draw) -> None:
 @settings(max_examples=6, deadline=None, derandomize=True)
 def test_bf16_inputs_and_state(name: str, draw: Draw) -> None:
     run_family_draw(_setup(torch.bfloat16, torch.bfloat16), name, draw)
+
+
+@pytest.mark.parametrize("name", sorted(FAMILIES))
+@given(draw=draws(max_nodes=12, max_batch=2, heads=HEADS, dims=DIMS))
+@settings(max_examples=5, deadline=None, derandomize=True)
+def test_float64_stays_float64(name: str, draw: Draw) -> None:
+    run_family_draw(_Exact(verify, commit, torch.device("cpu"), torch.float64, torch.float64, "lossless"), name, draw)
 
 
 @pytest.mark.parametrize("name", sorted(FAMILIES))
