@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from bole_codegen import actions
@@ -18,7 +18,7 @@ from bole_codegen.arguments import UsageError, make_parser, options_of, targets_
 from bole_codegen.measure.others import clocks_line, warn_of_others
 from bole_codegen.render import render
 from bole_codegen.report import as_json, failures_line, make_progress, offline_line, results_table, write_report
-from bole_codegen.search.driver import RunResult
+from bole_codegen.search.driver import WRITE_UP, RunResult
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
 from bole_codegen.search.ledger import describe
@@ -124,6 +124,10 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
     if args.exhaustive and len(targets) != 1:
         raise UsageError(f"--exhaustive tries everything in one bucket, these options name {len(targets)}")
     options = options_of(args)
+    if options.time_budget is not None:
+        # What it took to start says how fast this machine is just now, and so how long the report will take.
+        slow = max(WRITE_UP, 1.2 * (time.monotonic() - begun))
+        options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
     if not args.offline:
         warn_of_others(args.devices, _say)
     evaluator = _evaluator(args, record, files.log)
@@ -183,6 +187,16 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
         _say(f"report: {files.report}")
 
 
+def _age() -> float:
+    """Return for how many seconds this process has been there: imports count in a time budget too."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
@@ -224,8 +238,7 @@ def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, file
     print(json.dumps({**closeness_json(found)}) if args.json else str(found))
 
 
-def _run(args: argparse.Namespace, command: str) -> int:
-    begun = time.monotonic()
+def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     action = actions.chosen(args)
     if action is not None:
         return _act(args, action)
@@ -259,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # --fresh would forget what was finished.
     command = shlex.join(["bole-tune", *(a for a in arguments if a != "--fresh")])
     try:
-        return _run(args, command)
+        return _run(args, command, time.monotonic() - (_age() if argv is None else 0.0))
     except UsageError as error:
         _say(f"bole-tune: {error}")
         return 2

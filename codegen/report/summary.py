@@ -74,7 +74,16 @@ def offline_line(entries: Sequence[Entry]) -> str:
         parts.append(f"something the model is sure is faster replaces it in {changed}")
     if broken:
         parts.append(f"it cannot run in {broken}, where another is chosen")
-    return "; ".join(parts) + ". Only a search on the GPU can tell candidates apart that are closer than the model is."
+    lines = ["; ".join(parts) + ". Only a search on the GPU can tell apart what is closer than the model is sure of."]
+    likely = [e for e in entries if e.runner_up is not None and e.runner_up.median_us < e.median_us]
+    for entry in sorted(likely, key=lambda e: e.problem())[:8]:
+        assert entry.runner_up is not None
+        params = " ".join(f"{k}={v}" for k, v in entry.runner_up.params.items())
+        lines.append(
+            f"worth measuring in {bucket_name(entry)}: {entry.runner_up.variant} {params} "
+            f"(predicted {entry.runner_up.median_us:.2f} us against {entry.median_us:.2f})"
+        )
+    return "\n".join(lines)
 
 
 def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
