@@ -70,6 +70,7 @@ def rank_main(rank: int, store: str, result: str) -> None:
     dist.destroy_process_group()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(180)
 def test_two_ranks_are_one(tmp_path: Path) -> None:
     import os
