@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bole_testing.conv import ConvDraw, conv_draws, run_conv_draw
+from bole_testing.close import assert_close
+from bole_testing.conv import ConvDraw, conv_draws, live_rows, make_conv, reference_conv, run_conv_draw
 from hypothesis import given, settings
 
-from bole_runtime import ConvFactors, TreeBatch
+from bole_runtime import ConvFactors, TreeBatch, tree_conv
 from bole_runtime.conv import prepare_conv_commit
 
 FP32, BF16, FP16 = torch.float32, torch.bfloat16, torch.float16
@@ -45,3 +46,11 @@ def test_a_prepared_commit_reads_what_is_there_when_it_runs() -> None:
         assert bool((pool[:2] == 0).all())
     with pytest.raises(ValueError, match=r"^pools: two layers share a pool"):
         prepare_conv_commit([pools[0]] * 2, factors)
+
+
+def test_float64_stays_float64() -> None:
+    made = make_conv(ConvDraw((9, 6), 7, 5, pending=3, packed=True, seed=6), "cpu", torch.float64, torch.float64)
+    layer = {**made.layers[0], "bias": made.layers[0]["bias"].double()}
+    out, _ = tree_conv(**layer, slots=made.slots, tree=made.tree)
+    owned = live_rows(made.tree)
+    assert_close("output", out[owned], reference_conv(made.tree, made.slots, layer)[owned], 1e-14)
