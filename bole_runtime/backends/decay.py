@@ -7,6 +7,8 @@ difference can be large and positive.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 #: e^-10000 is 0 in float64 too, so clamping a log-decay there changes nothing and keeps the integer parts exact.
@@ -59,7 +61,7 @@ class Decay:
             assert self._g is not None
             g = self._g
             summed = (self._rows(before).double() @ g.flatten(2)).reshape(g.shape)
-            total = self._totals[before] = summed.transpose(1, 2)
+            total = self._totals[before] = summed.transpose(1, 2).contiguous()
         return total
 
     def _split(self, before: bool) -> _Split:
@@ -134,9 +136,11 @@ class Decay:
         """Return e^(G_i - G_j) of some rows i, [B, HV, rows, M, dk], zero where j is no ancestor."""
         whole_i, part_i = (t[:, :, at, None] for t in self._split(before))
         whole_j, part_j = (t[:, :, None] for t in self._split(False))
-        difference = (whole_i - whole_j) + (part_i - part_j)
-        mask = self._rows(before)[:, None, at, :, None]
-        return difference.masked_fill_(~mask, float("-inf")).exp_()
+        difference = (whole_i - whole_j).add_(part_i).sub_(part_j)
+        difference.masked_fill_(~self._rows(before)[:, None, at, :, None], float("-inf"))
+        # Below the smallest normal number there is nothing to add, and CPUs are slow there.
+        lowest = math.log(torch.finfo(self._dtype).tiny)
+        return difference.masked_fill_(difference < lowest, float("-inf")).exp_()
 
     def to_row(self, last: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the decay of the state up to one row of each request, and that of every row's update up to it.
