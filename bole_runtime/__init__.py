@@ -10,6 +10,7 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bole_runtime.api import commit, verify
     from bole_runtime.backends import set_backend
+    from bole_runtime.budget import allocate, calibrate
     from bole_runtime.conv import ConvFactors, ConvPending, conv_commit, tree_conv
     from bole_runtime.factors import Factors, PendingChain
     from bole_runtime.families import RecurrenceSpec, get_family, register_family
@@ -36,6 +37,8 @@ _EXPORTS = {
     "TreeBatch": "bole_runtime.tree",
     "accept": "bole_runtime.sampling",
     "accept_predicted": "bole_runtime.sampling",
+    "allocate": "bole_runtime.budget",
+    "calibrate": "bole_runtime.budget",
     "append": "bole_runtime.state",
     "commit": "bole_runtime.api",
     "conv_commit": "bole_runtime.conv",
@@ -80,7 +83,9 @@ __all__ = [
     "__version__",
     "accept",
     "accept_predicted",
+    "allocate",
     "append",
+    "calibrate",
     "commit",
     "conv_commit",
     "flush",

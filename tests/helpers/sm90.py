@@ -5,7 +5,14 @@ from __future__ import annotations
 from typing import Any
 
 
-def compile_sm90(kernel: Any, constants: dict[str, Any], types: dict[str, str], warps: int, other: str = "i32") -> Any:
+def compile_sm90(
+    kernel: Any,
+    constants: dict[str, Any],
+    types: dict[str, str],
+    warps: int,
+    other: str = "i32",
+    aligned: tuple[str, ...] = (),
+) -> Any:
     """Compile, and check registers, local memory and shared memory.
 
     Args:
@@ -14,6 +21,7 @@ def compile_sm90(kernel: Any, constants: dict[str, Any], types: dict[str, str], 
         types: types of arguments; those not named have ``other``.
         warps: warps of a program.
         other: default type.
+        aligned: arguments that are multiples of 16, as a launch with usual tensors finds them.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -23,8 +31,10 @@ def compile_sm90(kernel: Any, constants: dict[str, Any], types: dict[str, str], 
 
     names = kernel.arg_names
     assert set(constants) | set(types) <= set(names)
+    every = {n: "constexpr" if n in constants else types.get(n, other) for n in names}
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     made = triton.compile(
-        ASTSource(kernel, {n: "constexpr" if n in constants else types.get(n, other) for n in names}, constants),
+        ASTSource(kernel, every, constants, attributes),
         target=GPUTarget("cuda", 90, 32),
         options={"num_warps": warps},
     )
