@@ -10,6 +10,7 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_values as values
 from bole_runtime.api import verify
+from bole_runtime.calls import RowAction
 from bole_runtime.conv import conv_commit, tree_conv
 from bole_runtime.factors import Factors
 from bole_runtime.state.chains import ChainRule, decide
@@ -35,7 +36,7 @@ class Round:
 
     Attributes:
         tree: topology, rebuilt in place by the caller before each round.
-        slots: int32 or int64 [max_batch of the tree], changed in place by the caller.
+        slots: int32 or int64 [max_batch of the tree], changed in place by the caller; no live slot twice.
         actions: int32, what the last commit did with each row (:class:`~bole_runtime.calls.RowAction`); all 0 before.
     """
 
@@ -44,7 +45,7 @@ class Round:
         self.tree, self.slots = tree, slots
         self.actions = torch.zeros(tree.max_batch, dtype=torch.int32, device=tree.device)
         self._manager = manager
-        self._flush = torch.full_like(self.actions, 2)
+        self._flush = torch.full_like(self.actions, int(RowAction.FLUSH))
         self._nothing = torch.full_like(self.actions, -1)
         count = range(len(config.layers))
         self._buffers = [manager.buffers.factors(n, config.layers[n], config.dtype, tree) for n in count]
@@ -122,7 +123,8 @@ class Round:
             out=out,
             out_dtype=out_dtype,
             factors=self._buffers[layer],
-            workspace=manager.scratch.reserve(kernels.scratch),
+            # A configuration of the caller's own may need more than the one that was looked up.
+            workspace=manager.scratch.reserve(kernels.scratch) if variant is None else None,
             pending=pending,
             variant=kernels.variant if variant is None else variant,
             **options,
