@@ -183,7 +183,7 @@ def test_an_offline_search_ends_in_table_and_report(tmp_path: Path, capsys: pyte
     assert (table.header.gpu.device_name, table.header.gpu.driver) == ("NVIDIA H100 80GB HBM3", "")
     report = (out / "h100" / "report.html").read_text()
     assert "Nothing ran" in report
-    assert report.count("<svg") == 3
+    assert report.count("<svg") >= 3
     before = path.read_bytes()
     started = time.monotonic()
     assert cli.main(command) == 0
