@@ -17,6 +17,7 @@ from bole_runtime.state.chains import ChainCounters, ChainRule, decide
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 SMALL = LayerGeometry(1, 2, 16, 16)
+CONVOLVED = LayerGeometry(1, 2, 16, 16, conv_width=4)
 POLICIES: dict[str, dict[str, Any]] = {
     "eager": {"policy": "eager"},
     "fused": {"policy": "fused", "pending": 5},
@@ -26,7 +27,7 @@ POLICIES: dict[str, dict[str, Any]] = {
 
 @pytest.mark.parametrize("name", POLICIES)
 def test_rounds(name: str) -> None:
-    server = Server(5, layers=(SMALL, SMALL), max_batch=2, slots=3, max_nodes=4, max_total=8, **POLICIES[name])
+    server = Server(5, layers=(CONVOLVED, SMALL), max_batch=2, slots=3, max_nodes=4, max_total=8, **POLICIES[name])
     for _ in range(3):
         server.allocate()
     for _ in range(2):
