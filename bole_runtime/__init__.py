@@ -10,9 +10,10 @@ __version__ = "0.1.0"
 if TYPE_CHECKING:
     from bole_runtime.api import commit, verify
     from bole_runtime.backends import set_backend
+    from bole_runtime.budget import allocate, calibrate
     from bole_runtime.conv import ConvFactors, ConvPending, conv_commit, tree_conv
     from bole_runtime.factors import Factors, PendingChain
-    from bole_runtime.families import RecurrenceSpec, get_family
+    from bole_runtime.families import RecurrenceSpec, get_family, register_family
     from bole_runtime.kernels.space import Config
     from bole_runtime.sampling import Acceptance, SamplingParams, accept, accept_predicted
     from bole_runtime.state import LayerGeometry, MemoryPlan, Snapshot, StateManager, append, flush, plan_memory
@@ -36,12 +37,15 @@ _EXPORTS = {
     "TreeBatch": "bole_runtime.tree",
     "accept": "bole_runtime.sampling",
     "accept_predicted": "bole_runtime.sampling",
+    "allocate": "bole_runtime.budget",
+    "calibrate": "bole_runtime.budget",
     "append": "bole_runtime.state",
     "commit": "bole_runtime.api",
     "conv_commit": "bole_runtime.conv",
     "flush": "bole_runtime.state",
     "get_family": "bole_runtime.families",
     "plan_memory": "bole_runtime.state",
+    "register_family": "bole_runtime.families",
     "set_backend": "bole_runtime.backends",
     "tree_conv": "bole_runtime.conv",
     "verify": "bole_runtime.api",
@@ -79,12 +83,15 @@ __all__ = [
     "__version__",
     "accept",
     "accept_predicted",
+    "allocate",
     "append",
+    "calibrate",
     "commit",
     "conv_commit",
     "flush",
     "get_family",
     "plan_memory",
+    "register_family",
     "set_backend",
     "tree_conv",
     "verify",

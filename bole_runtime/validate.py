@@ -216,7 +216,7 @@ def check_gates(
         tensors[i.name] = t
     beta_scale, floats = 1.0, NO_OPTIONS
     for i in spec.options(mode):
-        number = check_option(f"gates[{i.name!r}]", gates.get(i.name, i.default), i.default)
+        number = check_option(i, gates.get(i.name, i.default))
         if i.name == "beta_scale":
             beta_scale = number
         else:
@@ -243,16 +243,20 @@ def check_variant(variant: object) -> None:
         not_a("variant", variant, "a Config (get_variant(op, name).config({...}) makes one) or None")
 
 
-def check_option(name: str, value: object, default: float | None) -> float:
-    """Return a float that a gate mode takes: finite, or infinite where the default is.
+def check_option(i: InputSpec, value: object) -> float:
+    """Return a float that a gate mode takes: within its limits, and finite unless infinity is its default.
 
     Raises:
         TypeError: not an int or float.
-        ValueError: not finite.
+        ValueError: not finite, or outside the limits.
     """
-    if default is not None and default in (float("inf"), float("-inf")) and value == default:
-        return default
-    return check_number(name, value)
+    if isinstance(value, float) and value == i.default:
+        return value
+    number = check_number(f"gates[{i.name!r}]", value)
+    low, high = i.limits
+    if not low <= number <= high:
+        raise ValueError(f"gates[{i.name!r}]: {number} is not allowed; allowed: {low} to {high}")
+    return number
 
 
 def check_number(name: str, value: object) -> float:

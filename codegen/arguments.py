@@ -11,6 +11,7 @@ from typing import TypeVar
 from bole_codegen.presets import get_preset, load_presets
 from bole_codegen.search.driver import Options
 from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
+from bole_runtime import __version__
 from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
 
@@ -25,8 +26,14 @@ _EXAMPLES = """examples:
       no GPU needed: compile for an H100, rank by a roofline model, label the entries 'predicted'
   bole-tune --gpu h200 --hk 16 --hv 32 --dk 128 --dv 128 --state-dtype bf16 --time-budget 600
       an explicit geometry, ten minutes
+  bole-tune --gpu h200 --model qwen3.5-9b --devices 0,1,2,3
+      four GPUs of this machine; several machines: --storage postgresql://user@host/db
   bole-tune --gpu h200 --show
       print the table
+  bole-tune --gpu h200 --explain verify/gdn/dk128-dv128-g2/bf16-sfp32/raw/fast/n16-d16-p0-w256
+      which entry a call of that bucket takes there, and why
+  bole-tune --diff tuned-old tuned
+      what changed, for a review
 """
 
 
@@ -43,7 +50,7 @@ class Effort:
     rounds: int
 
 
-MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(42, 3, 3), "thorough": Effort(150, 99, 6)}
+MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(22, 3, 3), "thorough": Effort(150, 99, 6)}
 #: The model's time is free, so every bucket is searched; compiling is what takes long.
 OFFLINE_EFFORTS = {"quick": Effort(5, 99, 1), "normal": Effort(8, 99, 2), "thorough": Effort(60, 99, 3)}
 #: Seconds an offline search takes unless told otherwise.
@@ -82,7 +89,7 @@ def make_parser() -> argparse.ArgumentParser:
     gpu = parser.add_argument_group("GPU")
     gpu.add_argument("--gpu", metavar="NAME", help="key or alias such as h100, h200; default, the GPU present")
     gpu.add_argument("--offline", action="store_true", help="do without the GPU: compile for it and predict")
-    gpu.add_argument("--devices", type=numbers, default=[0], metavar="I", help="CUDA index (one for now); default 0")
+    gpu.add_argument("--devices", type=numbers, default=[0], metavar="LIST", help="CUDA indices; default 0")
     what = parser.add_argument_group("geometry (default: every shipped model of the families)")
     what.add_argument("--model", action="append", default=[], metavar="NAME", help="model preset; may be repeated")
     what.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks of the models; default 1")
@@ -129,10 +136,20 @@ def make_parser() -> argparse.ArgumentParser:
     resume = where.add_mutually_exclusive_group()
     resume.add_argument("--resume", action="store_true", default=True, help="go on from the storage (the default)")
     resume.add_argument("--fresh", action="store_true", help="search these buckets anew")
+    tables = parser.add_argument_group("tables that exist (instead of a search)")
+    tables.add_argument("--show", action="store_true", help="print the tables of the GPU")
+    tables.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changed between two tables or folders")
+    tables.add_argument("--explain", metavar="KEY", help="which entry a call of that bucket takes, and why")
+    tables.add_argument("--reproduce", metavar="KEY", help="print a script that runs that kernel alone")
+    tables.add_argument("--verify", action="store_true", help="check and time every entry on this GPU")
+    tables.add_argument("--stale", action="store_true", help="entries tuned for other templates, specs or schemas")
+    tables.add_argument(
+        "--exhaustive", action="store_true", help="search one bucket, then try everything: how close did it come?"
+    )
     show = parser.add_argument_group("output")
-    show.add_argument("--show", action="store_true", help="print the tables of the GPU and stop")
     show.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     show.add_argument("--quiet", action="store_true", help="no progress")
+    show.add_argument("--version", action="version", version=f"bole-tune {__version__}")
     return parser
 
 
@@ -171,7 +188,15 @@ def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometr
         presets = [p for p in load_presets().values() if p.family in families and p.hk is not None]
     for preset in presets:
         if args.model:
-            get_family(preset.family)  # Names what is not served, and why.
+            try:
+                get_family(preset.family)
+            except ValueError as error:  # Names what is not served, and why.
+                raise UsageError(f"{preset.name} cannot be searched: {error}") from error
+            if preset.family not in KERNEL_FAMILIES:
+                raise UsageError(
+                    f"{preset.name} cannot be searched: its family {preset.family} has no generated kernels; "
+                    f"those that do: {', '.join(KERNEL_FAMILIES)}"
+                )
             if preset.family not in families:
                 raise UsageError(f"{preset.name} is {preset.family}, which --families leaves out")
         shard = preset.shard(args.tp)

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 import argparse
+import json
+import os
 import shlex
 import signal
 import sys
+import time
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
+from bole_codegen.measure.others import clocks_line, warn_of_others
 from bole_codegen.render import render
-from bole_codegen.report import as_json, failures_line, make_progress, results_table, write_report
-from bole_codegen.search.driver import RunResult
+from bole_codegen.report import as_json, failures_line, make_progress, offline_line, results_table, write_report
+from bole_codegen.search.driver import WRITE_UP, RunResult
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
+from bole_codegen.search.ledger import describe
 from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.pool import WorkerStartError
+from bole_codegen.search.quality import closeness_json, compare
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
-from bole_codegen.tables.show import show_tables
 from bole_codegen.tables.writer import LockTimeout
 from bole_runtime import gpus
 from bole_runtime.gpus import GpuRecord, UnknownGpuError
@@ -48,8 +54,10 @@ def _present(index: int) -> str | None:
 
     if not torch.cuda.is_available():
         return None
-    if not 0 <= index < torch.cuda.device_count():
-        raise UsageError(f"--devices {index}: this machine has devices 0 to {torch.cuda.device_count() - 1}")
+    count = torch.cuda.device_count()
+    if not 0 <= index < count:
+        has = "device 0 alone" if count == 1 else f"devices 0 to {count - 1}"
+        raise UsageError(f"--devices {index}: this machine has {has}")
     return torch.cuda.get_device_name(index)
 
 
@@ -59,25 +67,29 @@ def _gpu_of(args: argparse.Namespace) -> GpuRecord:
     Raises:
         UsageError: it is not.
     """
-    if len(args.devices) != 1:
-        raise UsageError(
-            f"--devices names {len(args.devices)} devices, one run uses one for now; "
-            "start one run a device with the same --out and --storage and different buckets"
-        )
+    if len(set(args.devices)) != len(args.devices):
+        raise UsageError(f"--devices names a device twice: {','.join(map(str, args.devices))}")
     try:
         named = gpus.get(args.gpu) if args.gpu else None
     except UnknownGpuError as error:
         raise UsageError(str(error)) from error
     if named is not None and not named.supported:
         raise UsageError(f"{named.title} is not supported: {named.reason}")
-    if args.offline or args.show:
+    without = [f"--{a}" for a in ("offline", "show", "explain", "reproduce") if getattr(args, a)]
+    if without:
         if named is None:
-            raise UsageError("--offline and --show need --gpu, the GPU to work for")
+            raise UsageError(f"{without[0]} needs --gpu, the GPU to work for")
         return named
     name = _present(args.devices[0])
     offline = f"add --offline to compile for {named.title if named else 'a named GPU'} without one"
     if name is None:
         raise UsageError(f"this machine has no CUDA GPU; {offline}")
+    for index in args.devices[1:]:
+        other = _present(index)
+        if other != name:
+            raise UsageError(
+                f"--devices: device {index} is {other!r}, device {args.devices[0]} is {name!r}; one table is of one GPU"
+            )
     found = gpus.identify(name)
     if found is None:
         raise UsageError(f"{gpus.explain_device_name(name)}; {offline}")
@@ -99,15 +111,26 @@ def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
     return _Files(args.storage or str(folder / f"{record.key}.journal"), str(log), report)
 
 
-def _session(args: argparse.Namespace, record: GpuRecord, files: _Files) -> Session:
-    targets = targets_of(args)
-    options = options_of(args)
-    evaluator: MeasuredEvaluator | OfflineEvaluator
+def _evaluator(args: argparse.Namespace, record: GpuRecord, log: str | None) -> MeasuredEvaluator | OfflineEvaluator:
     if args.offline:
-        evaluator = OfflineEvaluator(record, get_variant, render, args.workers, files.log)
-    else:
-        locks = cache_dir() / "search"
-        evaluator = MeasuredEvaluator(record, render, args.devices, args.seed, args.workers, log=files.log, locks=locks)
+        return OfflineEvaluator(record, get_variant, render, args.workers, log)
+    return MeasuredEvaluator(
+        record, render, args.devices, args.seed, args.workers, log=log, locks=cache_dir() / "search"
+    )
+
+
+def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: float) -> Session:
+    targets = targets_of(args)
+    if args.exhaustive and len(targets) != 1:
+        raise UsageError(f"--exhaustive tries everything in one bucket, these options name {len(targets)}")
+    options = options_of(args)
+    if options.time_budget is not None:
+        # What it took to start says how fast this machine is just now, and so how long the report will take.
+        slow = max(WRITE_UP, 1.2 * (time.monotonic() - begun))
+        options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
+    if not args.offline:
+        warn_of_others(args.devices, _say)
+    evaluator = _evaluator(args, record, files.log)
     return Session(
         record=record,
         gpu=predicted_gpu(record) if args.offline else gather(record, args.devices[0]),
@@ -119,6 +142,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files) -> Sess
         fresh=args.fresh,
         seed=args.seed,
         progress=make_progress(args.quiet, budget=options.time_budget),
+        begun=begun,
     )
 
 
@@ -136,6 +160,7 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
             "command": command,
             "tables": ", ".join(paths),
         }
+        facts["clocks at the end"] = clocks_line(args.devices[0]) if not args.offline else ""
         write_report(files.report, result, session.record, label, facts, session.evaluator.bandwidth_gbs)
     if args.json:
         print(as_json(result, session.record.key, label, paths))
@@ -146,7 +171,11 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
         if bucket.entry is None:
             _say(f"no result for {bucket.target.problem.key()}: {bucket.reason}")
     _say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
-    if result.failures:
+    if result.spent:
+        _say(f"where the time went: {describe(result.spent)}")
+    if label == "predicted" and result.entries:
+        _say(offline_line(result.entries))
+    if result.failures and os.path.isfile(files.log) and os.path.getsize(files.log):
         _say(f"what their processes printed: {files.log}")
     if session.kept:
         _say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
@@ -158,16 +187,64 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
         _say(f"report: {files.report}")
 
 
+def _age() -> float:
+    """Return for how many seconds this process has been there: imports count in a time budget too."""
+    try:
+        with open("/proc/self/stat", encoding="ascii", errors="replace") as file:
+            ticks = int(file.read().rsplit(")", 1)[1].split()[19])
+        return max(0.0, time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK"))
+    except (OSError, ValueError, IndexError):
+        return 0.0
+
+
 def _interrupt(signum: int, frame: object) -> None:
     raise KeyboardInterrupt
 
 
-def _run(args: argparse.Namespace, command: str) -> int:
+def _act(args: argparse.Namespace, action: str) -> int:
+    """Do something with tables that exist."""
+    try:
+        if action == "diff":
+            return actions.diff(args)
+        if action == "stale":
+            return actions.stale(args)
+        record = _gpu_of(args)
+        if action == "explain":
+            return actions.explain_key(args, record)
+        if action == "reproduce":
+            return actions.reproduce_key(args, record)
+    except (ValueError, FileNotFoundError) as error:
+        raise UsageError(str(error)) from error
+    if action == "show":
+        return actions.show(args, record)
+    if args.offline:
+        raise UsageError("--verify runs every entry: it needs the GPU")
+    return actions.verify(args, record, lambda: _evaluator(args, record, _files(args, record).log))
+
+
+def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: _Files) -> None:
+    """Try everything in the one bucket that was searched."""
+    assert session.driver is not None
+    evaluator = _evaluator(args, session.record, files.log)
+
+    def tell(done: int, of: int) -> None:
+        if not args.quiet and (done == of or done % 50 == 0):
+            _say(f"exhaustive: {done} of {of} candidates")
+
+    try:
+        found = compare(session.driver.environment, evaluator, result.buckets[0], result.tried, tell)
+    finally:
+        evaluator.close()
+    print(json.dumps({**closeness_json(found)}) if args.json else str(found))
+
+
+def _run(args: argparse.Namespace, command: str, begun: float) -> int:
+    action = actions.chosen(args)
+    if action is not None:
+        return _act(args, action)
     record = _gpu_of(args)
-    if args.show:
-        return show_tables(record, args.out, args.json)
     files = _files(args, record)
-    session = _session(args, record, files)
+    session = _session(args, record, files, begun)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     interrupted = False
     try:
@@ -183,6 +260,8 @@ def _run(args: argparse.Namespace, command: str) -> int:
         where = "a database" if "://" in files.storage else files.storage
         _say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
         return INTERRUPTED
+    if args.exhaustive and result.entries:
+        _exhaust(args, session, result, files)
     return 0 if result.entries else 1
 
 
@@ -193,7 +272,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     # --fresh would forget what was finished.
     command = shlex.join(["bole-tune", *(a for a in arguments if a != "--fresh")])
     try:
-        return _run(args, command)
+        return _run(args, command, time.monotonic() - (_age() if argv is None else 0.0))
     except UsageError as error:
         _say(f"bole-tune: {error}")
         return 2

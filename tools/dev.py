@@ -50,7 +50,18 @@ record = gpus.identify(torch.cuda.get_device_name()) if torch.cuda.is_available(
 print(record.key if record is not None and record.supported else "")
 """
 # One model's geometry in one bucket, written to a folder of its own: minutes, not the hour of a whole table.
-SHORT_SEARCH = ["--model", "qwen3.5-9b", "--nodes", "16", "--batch", "8", "--out", "bole-out"]
+SHORT_SEARCH = [
+    "--model",
+    "qwen3.5-9b",
+    "--nodes",
+    "16",
+    "--batch",
+    "8",
+    "--precision",
+    "lossless",
+    "--out",
+    "bole-out",
+]
 
 
 def say(text: str) -> None:

@@ -40,7 +40,7 @@ class Rows:
 
     Attributes:
         inputs: q (where outputs are wanted), k, v and the ready gates by name, normalised, zero in dead rows: [B, M, H]
-            or [B, M, H, d]; log-decay in float64. Per-head parameters are [HV] or [HV, d].
+            or [B, M, H, d]. Per-head parameters are [HV] or [HV, d]. The log-decay is float64.
         mask: bool [B, M, M], row i marks i and its strict ancestors; all false in dead rows.
         heads: HV.
     """
@@ -93,7 +93,7 @@ def _decay(spec: RecurrenceSpec, rows: Rows) -> Decay:
     g = rows.inputs[gate.name]
     if spec.decay == "head":
         live = rows.mask.any(-1).unsqueeze(-1)
-        g = torch.where(live, g.double(), 0)
+        g = torch.where(live, g, 0)
     return Decay(g, rows.mask, rows.heads, rows.inputs["v"].dtype)
 
 

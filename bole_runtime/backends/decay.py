@@ -7,6 +7,8 @@ difference can be large and positive.
 
 from __future__ import annotations
 
+import math
+
 import torch
 
 #: e^-10000 is 0 in float64 too, so clamping a log-decay there changes nothing and keeps the integer parts exact.
@@ -44,6 +46,7 @@ class Decay:
         self._channel = log_decay is not None and log_decay.dim() == 4
         self._totals: dict[bool, torch.Tensor] = {}
         self._pairs: dict[bool, torch.Tensor] = {}
+        self._channel_pairs: dict[bool, torch.Tensor] = {}
 
     def _strict(self) -> torch.Tensor:
         return self._mask & ~torch.eye(self._mask.shape[-1], dtype=torch.bool, device=self._mask.device)
@@ -58,7 +61,7 @@ class Decay:
             assert self._g is not None
             g = self._g
             summed = (self._rows(before).double() @ g.flatten(2)).reshape(g.shape)
-            total = self._totals[before] = summed.transpose(1, 2)
+            total = self._totals[before] = summed.transpose(1, 2).contiguous()
         return total
 
     def _split(self, before: bool) -> _Split:
@@ -112,18 +115,32 @@ class Decay:
     def _channel_gram(self, x: torch.Tensor, y: torch.Tensor, before: bool, strict: bool) -> torch.Tensor:
         batch, heads, nodes, dk = x.shape
         rows = y.shape[2]
-        whole_i, part_i = (t[:, :, -nodes:] for t in self._split(before))
-        whole_j, part_j = self._split(False)
-        mask = self._rows(strict)[:, -nodes:].reshape(batch, 1, nodes, rows, 1)
-        out = x.new_empty(batch, heads, nodes, rows)
+        first = rows - nodes
         step = max(1, _MAX_ELEMENTS // max(1, batch * heads * rows * dk))
-        for i in range(0, nodes, step):
-            at = slice(i, i + step)
-            difference = (whole_i[:, :, at, None] - whole_j[:, :, None]) + (part_i[:, :, at, None] - part_j[:, :, None])
-            factor = difference.masked_fill_(~mask[:, :, at], float("-inf")).exp_()
-            # [.., rows of the slice, M, dk] @ [.., dk, 1]: one product a pair, summed over channels.
-            out[:, :, at] = (factor.mul_(y[:, :, None]) @ x[:, :, at, :, None]).squeeze(-1)
-        return out
+        if step >= rows:
+            factor = self._channel_pairs.get(before)
+            if factor is None:
+                # Of every row, for the other products that share it.
+                factor = self._channel_pairs[before] = self._channel_factor(before, slice(0, rows))
+            products = ((factor[:, :, first:] * y[:, :, None]) @ x.unsqueeze(-1)).squeeze(-1)
+        else:
+            products = x.new_empty(batch, heads, nodes, rows)
+            for i in range(0, nodes, step):
+                factor = self._channel_factor(before, slice(first + i, min(first + i + step, rows)))
+                products[:, :, i : i + step] = (factor.mul_(y[:, :, None]) @ x[:, :, i : i + step, :, None]).squeeze(-1)
+        if before or not strict:
+            return products
+        return products.masked_fill(~self._rows(True)[:, first:].unsqueeze(1), 0)
+
+    def _channel_factor(self, before: bool, at: slice) -> torch.Tensor:
+        """Return e^(G_i - G_j) of some rows i, [B, HV, rows, M, dk], zero where j is no ancestor."""
+        whole_i, part_i = (t[:, :, at, None] for t in self._split(before))
+        whole_j, part_j = (t[:, :, None] for t in self._split(False))
+        difference = (whole_i - whole_j).add_(part_i).sub_(part_j)
+        difference.masked_fill_(~self._rows(before)[:, None, at, :, None], float("-inf"))
+        # Below the smallest normal number there is nothing to add, and CPUs are slow there.
+        lowest = math.log(torch.finfo(self._dtype).tiny)
+        return difference.masked_fill_(difference < lowest, float("-inf")).exp_()
 
     def to_row(self, last: torch.Tensor) -> tuple[torch.Tensor | None, torch.Tensor]:
         """Return the decay of the state up to one row of each request, and that of every row's update up to it.

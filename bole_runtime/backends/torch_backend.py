@@ -87,14 +87,15 @@ def _inputs(
     made: dict[str, torch.Tensor] = {}
     for name, x in segment.tensors.items():
         declared = spec.by_name[name]
+        to = torch.float64 if declared is spec.log_decay else dtype
         if declared.shape[0] != "node":
-            made[name] = x.to(dtype)
+            made[name] = x.to(to)
             continue
         flat = x.flatten(0, segment.skip - 1)
         if name in spec.normed:
             made[name] = _normalised(source.take(flat, flat.dtype), spec.l2norm_eps, l2norm, dtype)
         else:
-            made[name] = source.take(flat, torch.float64 if declared is spec.log_decay else dtype)
+            made[name] = source.take(flat, to)
     return made
 
 

@@ -6,6 +6,7 @@ from typing import NamedTuple
 
 import torch
 
+from bole_runtime.backends import backend_name
 from bole_runtime.tree import STATUS_TOTAL, TreeBatch
 from bole_runtime.tree.check import check_index_tensor
 
@@ -63,6 +64,11 @@ def reach(
     if scores.device != parents.device:
         raise ValueError(f"scores: on {scores.device}, but parents are on {parents.device}")
     batch, size = parents.shape
+    if parents.numel() and backend_name(parents.device) == "triton":
+        from bole_runtime.budget.allocation_triton import reach_into
+
+        most = size if max_nodes is None else max_nodes
+        return reach_into(parents, scores, most, size if max_depth is None else max_depth)
     index = torch.arange(size, device=parents.device).expand(batch, size)
     root = parents == -1
     inner = (parents >= 0) & (parents < index)
@@ -113,17 +119,14 @@ def allocate(parents: torch.Tensor, scores: torch.Tensor, budget: int | torch.Te
         raise ValueError(f"parents: {batch} requests, above max_batch = {tree.max_batch}")
     if parents.device != tree.device:
         raise ValueError(f"parents: on {parents.device}, but the tree is on {tree.device}")
+    _check_budget(budget, tree)
+    key = reach(parents, scores, tree.max_nodes, tree.max_depth)
+    if parents.numel() and backend_name(tree.device) == "triton":
+        return _on_device(parents, key, budget, tree)
     if isinstance(budget, torch.Tensor):
-        if budget.numel() != 1 or budget.is_floating_point() or budget.device != tree.device:
-            raise ValueError(f"budget: expected one integer on {tree.device}, got {tuple(budget.shape)} {budget.dtype}")
         limit = budget.reshape(()).clamp(0, tree.max_total)
-    elif isinstance(budget, bool) or not isinstance(budget, int):
-        raise TypeError(f"budget: expected an int or a tensor, got {type(budget).__name__}")
-    elif budget < 0:
-        raise ValueError(f"budget: {budget} is not allowed; allowed: 0 or more")
     else:
         limit = torch.full((), min(budget, tree.max_total), device=tree.device)
-    key = reach(parents, scores, tree.max_nodes, tree.max_depth)
     flat = key.flatten()
     order = flat.sort(dim=0, descending=True, stable=True).indices
     rank = torch.empty_like(order).scatter_(0, order, torch.arange(batch * size, device=tree.device))
@@ -146,3 +149,26 @@ def allocate(parents: torch.Tensor, scores: torch.Tensor, budget: int | torch.Te
     tree.status |= ((key == 2) & ~kept).any().int() * STATUS_TOTAL
     expected = torch.where(kept, key.clamp(max=1.0), 0.0).sum(1)
     return Allocation(chosen[:-1], counts.int(), expected)
+
+
+def _check_budget(budget: object, tree: TreeBatch) -> None:
+    if isinstance(budget, torch.Tensor):
+        if budget.numel() != 1 or budget.is_floating_point() or budget.device != tree.device:
+            raise ValueError(f"budget: expected one integer on {tree.device}, got {tuple(budget.shape)} {budget.dtype}")
+    elif isinstance(budget, bool) or not isinstance(budget, int):
+        raise TypeError(f"budget: expected an int or a tensor, got {type(budget).__name__}")
+    elif budget < 0:
+        raise ValueError(f"budget: {budget} is not allowed; allowed: 0 or more")
+
+
+def _on_device(parents: torch.Tensor, key: torch.Tensor, budget: int | torch.Tensor, tree: TreeBatch) -> Allocation:
+    from bole_runtime.budget.allocation_triton import place_into
+
+    assert tree.offsets is not None
+    chosen = torch.empty(tree.max_total, dtype=torch.int64, device=tree.device)
+    given = budget if isinstance(budget, torch.Tensor) else None
+    limit = tree.max_total if isinstance(budget, torch.Tensor) else min(budget, tree.max_total)
+    counts, expected, lost = place_into(parents, key, given, limit, tree.parents, tree.offsets, chosen)
+    tree.update_()
+    tree.status |= lost.amax() * STATUS_TOTAL
+    return Allocation(chosen, counts, expected)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
@@ -13,7 +13,7 @@ from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
 from bole_runtime.backends import backend_name
 from bole_runtime.conv import checks
-from bole_runtime.conv.calls import ConvCall, ConvCommitCall
+from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors, ConvPending
 from bole_runtime.tree import TreeBatch
 
@@ -29,8 +29,14 @@ BACKENDS: dict[str, str] = {
 }
 
 
+_loaded: dict[str, Any] = {}
+
+
 def _backend(name: str) -> Any:
-    return import_module(BACKENDS[name])
+    module = _loaded.get(name)
+    if module is None:
+        module = _loaded[name] = import_module(BACKENDS[name])
+    return module
 
 
 def tree_conv(
@@ -130,6 +136,65 @@ def tree_conv(
     return out, ConvFactors(x if factors is None else factors.x, width, tree, pending)
 
 
+def prepare_conv_commit(
+    pools: torch.Tensor | Sequence[torch.Tensor],
+    factors: ConvFactors | Sequence[ConvFactors],
+    *,
+    variant: Config | None = None,
+) -> Callable[[torch.Tensor, torch.Tensor], None]:
+    """Do the host's work of a commit once, for rounds that differ in slots and accepted nodes only.
+
+    Args:
+        pools: as for :func:`conv_commit`.
+        factors: as for :func:`conv_commit`. Their tensors, such as buffers from :meth:`ConvFactors.allocate`, and their
+            tree are read at every call.
+        variant: pin a kernel configuration instead of the default.
+
+    Returns:
+        A function of contiguous slots and accepted nodes, int32 or int64 [B] on the device of the tree, which enqueues
+        one launch a geometry. It checks nothing and must outlive the CUDA graphs that hold it.
+
+    Raises:
+        TypeError: an argument has a wrong type or dtype.
+        ValueError: a wrong shape, device, stride or value.
+    """
+    layers, tree, name = _layers(pools, factors, variant)
+    backend = _backend(name)
+    if name == "triton":
+        none = torch.empty(tree.max_batch, dtype=torch.int32, device=tree.device)
+        prepared: Callable[[torch.Tensor, torch.Tensor], None] = backend.prepare_conv_commit(
+            ConvCommitCall(layers, none, none, tree, variant)
+        )
+        return prepared
+
+    def run(slots: torch.Tensor, accepted: torch.Tensor) -> None:
+        if tree.max_batch:
+            backend.conv_commit(ConvCommitCall(layers, slots, accepted, tree, variant))
+
+    return run
+
+
+def _layers(
+    pools: torch.Tensor | Sequence[torch.Tensor],
+    factors: ConvFactors | Sequence[ConvFactors],
+    variant: Config | None,
+) -> tuple[tuple[ConvCommitLayer, ...], TreeBatch, str]:
+    """Check what a commit does not get anew every round; return the layers, their tree and the backend's name."""
+    each = (pools,) if isinstance(pools, torch.Tensor) else check.as_tuple("pools", pools, "a torch.Tensor")
+    parts = (factors,) if isinstance(factors, ConvFactors) else check.as_tuple("factors", factors, "a ConvFactors")
+    if len(each) != len(parts) or not each:
+        raise ValueError(
+            f"pools, factors: expected the same number of layers, at least one, got {len(each)} and {len(parts)}"
+        )
+    if not isinstance(parts[0], ConvFactors):
+        check.not_a("factors", parts[0], "a ConvFactors or a sequence of them")
+    tree = parts[0].tree
+    if variant is not None:
+        check.check_variant(variant)
+    backend = backend_name(tree.device)
+    return checks.check_layers(each, parts, backend), tree, backend
+
+
 def conv_commit(
     pools: torch.Tensor | Sequence[torch.Tensor],
     slots: torch.Tensor,
@@ -160,30 +225,18 @@ def conv_commit(
         TypeError: an argument has a wrong type or dtype.
         ValueError: a wrong shape, device, stride or value. Nothing has been written.
     """
-    each = (pools,) if isinstance(pools, torch.Tensor) else check.as_tuple("pools", pools, "a torch.Tensor")
-    parts = (factors,) if isinstance(factors, ConvFactors) else check.as_tuple("factors", factors, "a ConvFactors")
-    if len(each) != len(parts) or not each:
-        raise ValueError(
-            f"pools, factors: expected the same number of layers, at least one, got {len(each)} and {len(parts)}"
-        )
-    if not isinstance(parts[0], ConvFactors):
-        check.not_a("factors", parts[0], "a ConvFactors or a sequence of them")
-    tree = parts[0].tree
-    backend = backend_name(tree.device)
+    layers, tree, backend = _layers(pools, factors, variant)
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
-    if variant is not None:
-        check.check_variant(variant)
-    layers = checks.check_layers(each, parts, backend)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
-        values.check_slots(slots, min(p.shape[0] for p in each))
+        values.check_slots(slots, min(layer.pool.shape[0] for layer in layers))
         values.check_accepted(accepted, slots, tree)
-        for part in parts:
-            if part.pending is not None:
-                values.check_pending_values(part.pending, slots)
+        for layer in layers:
+            if layer.factors.pending is not None:
+                values.check_pending_values(layer.factors.pending, slots)
     if tree.max_batch:
         _backend(backend).conv_commit(ConvCommitCall(layers, slots, accepted, tree, variant))
 
 
-__all__ = ["conv_commit", "tree_conv"]
+__all__ = ["conv_commit", "prepare_conv_commit", "tree_conv"]

@@ -13,8 +13,12 @@ from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, 
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvPending
 from bole_runtime.kernels.conv_problem import ConvProblem
+from bole_runtime.kernels.loader import LoadedKernel
 from bole_runtime.kernels.variants import get_variant
 from bole_runtime.kernels.variants.conv import grid
+
+#: Kernel, grid, and the arguments before and after the slots and the accepted nodes.
+_Launch = tuple[LoadedKernel, tuple[int, ...], tuple[Any, ...], tuple[Any, ...]]
 
 
 @functools.lru_cache(maxsize=4096)
@@ -52,13 +56,13 @@ def commit_problem(call: ConvCommitCall, layer: ConvCommitLayer) -> ConvProblem:
     )  # fmt: skip
 
 
-def _check_reach(name: str, tensor: torch.Tensor, first: int) -> None:
-    """Refuse a tensor whose elements from dimension ``first`` on span more than a 32-bit offset tells."""
-    far = sum((n - 1) * s for n, s in zip(tensor.shape[first:], tensor.stride()[first:], strict=True))
-    if far > REACH:
+def _check_reach(name: str, tensor: torch.Tensor) -> None:
+    """Refuse a tensor whose last two dimensions span more than a 32-bit offset tells."""
+    shape, stride = tensor.shape, tensor.stride()
+    if (shape[-2] - 1) * stride[-2] + (shape[-1] - 1) * stride[-1] > REACH:
         raise ValueError(
-            f"{name}: strides {tensor.stride()} reach beyond the {REACH} elements that the kernels address from one row"
-            f"; give a copy ({name}.contiguous()), or set BOLE_BACKEND=torch"
+            f"{name}: strides {stride} reach beyond the {REACH} elements that the kernels address from one row; give a "
+            f"copy ({name}.contiguous()), or set BOLE_BACKEND=torch"
         )
 
 
@@ -80,8 +84,8 @@ def tree_conv(call: ConvCall) -> None:
     batch = call.slots.shape[0]
     if batch == 0:
         return
-    _check_reach("state", call.state, 1)
-    _check_reach("weight", call.weight, call.weight.dim() - 2)
+    _check_reach("state", call.state)
+    _check_reach("weight", call.weight)
     problem = conv_problem(call)
     config, (kernel,) = choose(problem, x.device, call.variant)
     ring, ring_scalars = _ring(call.pending)
@@ -90,7 +94,8 @@ def tree_conv(call: ConvCall) -> None:
     capture = None if call.capture is None else call.capture.x
     args: tuple[Any, ...] = (
         x, call.weight, *bias, call.state, call.slots, tree.parents, tree.depths, tree.offsets, call.out, capture,
-        *ring, *ring_scalars, tree.max_nodes, x.shape[-1], call.state.shape[0], *_rows(x, packed),
+        *ring, *ring_scalars, tree.max_nodes, -(-tree.max_nodes // config["nb"]), x.shape[-1], call.state.shape[0],
+        *_rows(x, packed),
         *((*_rows(call.weight, packed), *weight[-2:]) if call.dynamic else weight),
         *(b.stride()[0] for b in bias), *call.state.stride(), *_rows(call.out, packed),
         *((0, 0) if capture is None else _rows(capture, packed)), 0 if packed else tree.max_nodes,
@@ -111,22 +116,52 @@ def _shape_arguments(call: ConvCommitCall, layer: ConvCommitLayer) -> tuple[int,
     )  # fmt: skip
 
 
-def conv_commit(call: ConvCommitCall) -> None:
-    """Advance the pools in place; one launch a geometry, no host synchronisation."""
+class PreparedConvCommit:
+    """A commit whose launches are worked out: pools, factors and tree are fixed, slots and accepted nodes are not.
+
+    It keeps the tables of its layers alive.
+    """
+
+    __slots__ = ("_launches",)
+
+    def __init__(self, launches: list[_Launch]) -> None:
+        self._launches = launches
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches of a call: one a geometry."""
+        return len(self._launches)
+
+    def __call__(self, slots: torch.Tensor, accepted: torch.Tensor) -> None:
+        """Enqueue the launches; no host synchronisation."""
+        for kernel, blocks, leading, trailing in self._launches:
+            kernel.launch(blocks, (*leading, slots, accepted, *trailing))
+
+
+def prepare_conv_commit(call: ConvCommitCall) -> PreparedConvCommit:
+    """Work out the launches of a commit: one a geometry."""
     if call.slots.shape[0] == 0:
-        return
+        return PreparedConvCommit([])
     groups: dict[Any, list[ConvCommitLayer]] = {}
     for layer in call.layers:
-        _check_reach("pools", layer.pool, 1)
+        _check_reach("pools", layer.pool)
         aligned = all(t.data_ptr() % 16 == 0 for t in _pointers(layer))
         # The table kernel assumes 16-byte pointers; a layer without them is launched alone.
         alone = 0 if aligned else id(layer)
         groups.setdefault((commit_problem(call, layer), _shape_arguments(call, layer), alone), []).append(layer)
-    for (problem, shape, _), layers in groups.items():
-        _launch(call, problem, shape, layers)
+    return PreparedConvCommit(
+        [_prepare_group(call, problem, shape, layers) for (problem, shape, _), layers in groups.items()]
+    )
 
 
-def _launch(call: ConvCommitCall, problem: ConvProblem, shape: tuple[int, ...], layers: list[ConvCommitLayer]) -> None:
+def conv_commit(call: ConvCommitCall) -> None:
+    """Advance the pools in place; one launch a geometry, no host synchronisation."""
+    prepare_conv_commit(call)(call.slots, call.accepted)
+
+
+def _prepare_group(
+    call: ConvCommitCall, problem: ConvProblem, shape: tuple[int, ...], layers: list[ConvCommitLayer]
+) -> _Launch:
     device = layers[0].pool.device
     config, kernels = choose(problem, device, call.variant)
     tensors = [_pointers(layer) for layer in layers]
@@ -134,8 +169,8 @@ def _launch(call: ConvCommitCall, problem: ConvProblem, shape: tuple[int, ...], 
     if len(layers) > 1:
         leading = (_layer_table(tuple(t.data_ptr() for row in tensors for t in row), device),)
     tree = call.tree
-    args = (*leading, call.slots, call.accepted, tree.parents, tree.depths, tree.offsets, *shape)
+    trailing = (tree.parents, tree.depths, tree.offsets, *shape)
     which = 0 if len(layers) == 1 else 1
     rows = call.slots.shape[0] * len(layers)
     made = get_variant("conv_commit", config.variant).grids(problem, config, rows, layers[0].factors.x.shape[-1])
-    kernels[which].launch(made[which], args)
+    return kernels[which], made[which], leading, trailing

@@ -63,7 +63,7 @@ SIMPLE_GLA = RecurrenceSpec(
         *QKV,
         node_gate("g", "log_decay", "ready", "log-decay, at most 0"),
         node_gate("gk", "log_decay", "raw", "g = log sigmoid(gk) / normalizer"),
-        option("normalizer", "raw", 16.0, "divides the log of the sigmoid"),
+        option("normalizer", "raw", 16.0, "divides the log of the sigmoid", low=1e-3),
     ),
     make_ready={"raw": _from_raw},
 )
@@ -80,7 +80,7 @@ GLA = RecurrenceSpec(
         *QKV,
         node_gate("g", "log_decay", "ready", "log-decay of a key channel, at most 0", "dk"),
         node_gate("gk", "log_decay", "raw", "g = log sigmoid(gk) / normalizer", "dk"),
-        option("normalizer", "raw", 16.0, "divides the log of the sigmoid"),
+        option("normalizer", "raw", 16.0, "divides the log of the sigmoid", low=1e-3),
     ),
     make_ready={"raw": _from_raw},
 )

@@ -42,7 +42,7 @@ KDA = RecurrenceSpec(
         node_gate("b", "write_gate", "raw", "beta = beta_scale sigmoid(b)"),
         parameter("A_log", "raw", "log of the decay rate of a head"),
         parameter("dt_bias", "raw", "bias of f", "dk", optional=True),
-        option("lower_bound", "raw", 0.0, "below 0: g = lower_bound sigmoid(exp(A_log) (f + dt_bias)); 0: no bound"),
+        option("lower_bound", "raw", 0.0, "below 0: g = lower_bound sigmoid(exp(A_log) (f + dt_bias))", high=0.0),
         option("beta_scale", "raw", 1.0, "factor of sigmoid(b)"),
     ),
     make_ready={"raw": _from_raw},

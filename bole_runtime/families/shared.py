@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 from bole_runtime.families.spec import DATA_DTYPES, GATE_DTYPES, InputSpec
 
 #: The inputs that every family begins with.
@@ -26,6 +28,8 @@ def parameter(
     return InputSpec(name, shape, GATE_DTYPES, role, mode, 0.0 if optional else None, doc)
 
 
-def option(name: str, mode: str, default: float | None, doc: str) -> InputSpec:
-    """Return a Python float; without a default it must be given."""
-    return InputSpec(name, (), (), "option", mode, default, doc)
+def option(
+    name: str, mode: str, default: float | None, doc: str, low: float = -math.inf, high: float = math.inf
+) -> InputSpec:
+    """Return a Python float within limits; without a default it must be given."""
+    return InputSpec(name, (), (), "option", mode, default, doc, (low, high))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -44,6 +45,7 @@ class InputSpec:
         mode: gate mode that takes it, or ``both`` for every one.
         default: value of a float that is left out. Any number makes a parameter optional. None makes it required.
         doc: one line for people.
+        limits: of a float, both allowed.
     """
 
     name: str
@@ -53,6 +55,7 @@ class InputSpec:
     mode: str
     default: float | None
     doc: str
+    limits: tuple[float, float] = (-math.inf, math.inf)
     #: Whether it is one value a node and value head, the usual gate; and one value a value head, the usual parameter.
     scalar: bool = field(init=False, repr=False, compare=False)
     per_head: bool = field(init=False, repr=False, compare=False)

@@ -25,12 +25,14 @@ class Argument:
             for fp32 buffers of the runtime's own, ``int`` and ``float`` for scalars, ``stride`` for strides.
         optional: a pointer that is None in the usual call.
         aligned: a stride that is a multiple of 16 elements in the usual call.
+        unit: a stride that is 1 in the usual call.
     """
 
     name: str
     kind: str
     optional: bool = False
     aligned: bool = False
+    unit: bool = False
 
     @property
     def specialised(self) -> bool:
@@ -38,7 +40,9 @@ class Argument:
 
         Only what decides the width of a load is: everything else would only multiply compilations.
         """
-        return self.aligned if self.kind == "stride" else self.kind in ("in", "state", "scratch")
+        if self.kind == "stride":
+            return self.aligned or self.unit
+        return self.kind in ("in", "state", "scratch")
 
 
 def _pointers(kind: str, *names: str, optional: bool = False) -> tuple[Argument, ...]:

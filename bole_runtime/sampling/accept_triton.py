@@ -4,14 +4,12 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 import triton
 import triton.language as tl
 
 from bole_runtime.sampling.acceptance import AcceptCall
-from bole_runtime.sampling.parts_triton import cut_key, draw, load_row, uniform, weights
+from bole_runtime.sampling.parts_triton import STAGES, cut_key, draw, load_row, tile_masses, uniform, weights
 
 _GREEDY, _SAMPLE, _REJECT, _PREDICTED = 0, 1, 2, 3
 _METHODS = {"greedy": _GREEDY, "sample": _SAMPLE, "rejection": _REJECT, "predicted": _PREDICTED}
@@ -29,6 +27,7 @@ def accept_kernel(
     draft, draft_stride_b, draft_stride_n,
     seeds, positions, uniforms,
     scratch,  # fp32 [2, B, V] with METHOD 2: the residual of the target, and of the draft
+    masses,  # fp32 [B, TILES] with METHOD 1 and 2
     accepted, path, lengths, bonus, new_tokens, source, target, status,
     size,  # vocabulary
     max_nodes,
@@ -43,6 +42,7 @@ def accept_kernel(
     SHIFT: tl.constexpr,
     NODES_P2: tl.constexpr,
     STEPS_P2: tl.constexpr,
+    TILES: tl.constexpr,  # tiles of a row, rounded up to a power of two
     BLOCK: tl.constexpr,
 ):  # fmt: skip
     request = tl.program_id(0).to(tl.int64)
@@ -103,14 +103,30 @@ def accept_kernel(
             if METHOD > 0:
                 one_hot = wrong | cold
                 cut = cut_key(row, size, top, heat, kept, mass_kept, TOP_K, TOP_P, SHIFT, BLOCK)
-                total = _mass(row, size, top, best, heat, cut, least, one_hot, SHIFT, BLOCK)
+                tiles = masses + request * TILES
+                sums, total = tile_masses(
+                    row, tiles, size, top, best, heat, cut, least, one_hot, False, SHIFT, TILES, BLOCK
+                )
                 if GIVEN:
                     number = tl.load(uniforms + flat * 2 + 1)
                 else:
                     number = uniform(seed, position + step + 1, 0)
                 if METHOD == 1:
                     token = draw(
-                        row, size, total * number, top, best, heat, cut, least, one_hot, False, SHIFT, BLOCK
+                        row,
+                        sums,
+                        total * number,
+                        size,
+                        top,
+                        best,
+                        heat,
+                        cut,
+                        least,
+                        one_hot,
+                        False,
+                        SHIFT,
+                        TILES,
+                        BLOCK,
                     ).to(tl.int64)
                 else:
                     probs = scratch + request * size
@@ -140,10 +156,13 @@ def accept_kernel(
                         next_child = tl.min(tl.where(below & (index > next_child), index, NODES_P2), axis=0)
                         rank += 1
                     if child < 0:
-                        total = _sum(probs, size, BLOCK)
+                        sums, total = tile_masses(
+                            probs, tiles, size, top, best, heat, cut, least, False, True, SHIFT, TILES, BLOCK
+                        )
                         token = draw(
-                            probs, size, total * number, top, best, heat, cut, least, False, True, SHIFT, BLOCK
-                        ).to(tl.int64)
+                            probs, sums, total * number, size, top, best, heat, cut, least, False, True,
+                            SHIFT, TILES, BLOCK,
+                        ).to(tl.int64)  # fmt: skip
                         token = tl.where(wrong, best.to(tl.int64), token)
                     tl.debug_barrier()  # the next step writes the scratch again
         if METHOD != 2:
@@ -178,7 +197,7 @@ def _largest(row, size, BLOCK: tl.constexpr):
     tops = tl.full([BLOCK], float("-inf"), tl.float32)
     ids = tl.full([BLOCK], 0, tl.int32)
     wrong = tl.full([BLOCK], 0, tl.int32)
-    for first in range(0, size, BLOCK):
+    for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         at = first + tl.arange(0, BLOCK)
         given = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32)
         nan = given != given
@@ -190,25 +209,6 @@ def _largest(row, size, BLOCK: tl.constexpr):
     lowest = tl.min(tl.where(tops == top, ids, size), axis=0)
     empty = top == float("-inf")
     return top, tl.where(empty, 0, lowest), (tl.max(wrong, axis=0) > 0) | empty
-
-
-@triton.jit
-def _mass(row, size, top, best, heat, cut, least, one_hot, SHIFT: tl.constexpr, BLOCK: tl.constexpr):
-    total = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        values = load_row(row, at, size)
-        total += weights(values, at, top, best, heat, cut, least, one_hot, SHIFT)
-    return tl.sum(total, axis=0)
-
-
-@triton.jit
-def _sum(row, size, BLOCK: tl.constexpr):
-    total = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        total += tl.load(row + at, mask=at < size, other=0.0)
-    return tl.sum(total, axis=0)
 
 
 @triton.jit
@@ -274,7 +274,11 @@ def accept_into(call: AcceptCall) -> None:
     predicted = call.method == "predicted"
     size = 1 if predicted else call.logits.shape[-1]
     status = out.status
-    scratch: Any = status
+    scratch = masses = status
+    block = min(_BLOCK, triton.next_power_of_2(size))
+    tiles = triton.next_power_of_2(triton.cdiv(size, block))
+    if call.method in ("sample", "rejection"):
+        masses = torch.empty(tree.max_batch, tiles, dtype=torch.float32, device=tree.device)
     if call.method == "rejection":
         scratch = torch.empty(2, tree.max_batch, size, dtype=torch.float32, device=tree.device)
 
@@ -294,7 +298,7 @@ def accept_into(call: AcceptCall) -> None:
         or_unused(params.top_p if params else None), or_unused(params.min_p if params else None),
         or_unused(call.draft_probs), *strides(call.draft_probs),
         or_unused(call.seeds), or_unused(call.positions), or_unused(call.uniforms),
-        scratch,
+        scratch, masses,
         out.accepted, out.path, out.lengths, out.bonus, out.tokens, out.source, out.target, status,
         size, tree.max_nodes, tree.max_total, tree.max_depth + 1,
         METHOD=_METHODS[call.method],
@@ -306,6 +310,7 @@ def accept_into(call: AcceptCall) -> None:
         SHIFT=_SHIFT.get(call.logits.dtype, 0),
         NODES_P2=triton.next_power_of_2(tree.max_nodes),
         STEPS_P2=triton.next_power_of_2(tree.max_depth + 1),
-        BLOCK=min(_BLOCK, triton.next_power_of_2(size)),
+        TILES=tiles,
+        BLOCK=block,
         num_warps=8 if size > 1024 else 1,
     )  # fmt: skip

@@ -7,6 +7,9 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+#: Tiles of logits in flight: one program reads a row, so it must not wait for each load.
+STAGES = tl.constexpr(6)
+
 
 @triton.jit
 def uniform(seed, position, decision):
@@ -46,7 +49,7 @@ def _measure(row, size, top, heat, cut, floor, MASS: tl.constexpr, SHIFT: tl.con
     total = tl.full([BLOCK], 0.0, tl.float32)
     above = tl.full([BLOCK], 2147483647, tl.int32)
     under = tl.full([BLOCK], -2147483648, tl.int32)
-    for first in range(0, size, BLOCK):
+    for first in tl.range(0, size, BLOCK, num_stages=STAGES):
         at = first + tl.arange(0, BLOCK)
         values = load_row(row, at, size)
         key = key_of(values, SHIFT)
@@ -104,26 +107,49 @@ def cut_key(
 
 
 @triton.jit
-def draw(
-    row, size, goal, top, best, heat, cut, least, one_hot,
-    READY: tl.constexpr, SHIFT: tl.constexpr, BLOCK: tl.constexpr,
+def _weights_at(
+    row, at, size, top, best, heat, cut, least, one_hot, READY: tl.constexpr, SHIFT: tl.constexpr
 ):  # fmt: skip
-    """Return the lowest id whose cumulative weight exceeds ``goal``. READY: the row holds weights, not logits."""
-    token = tl.full([], -1, tl.int32)
-    below = tl.full([], 0.0, tl.float32)
-    first = tl.full([], 0, tl.int32)
-    while (first < size) & (token < 0):
+    if READY:
+        made = tl.load(row + at, mask=at < size, other=0.0)
+    else:
+        made = weights(load_row(row, at, size), at, top, best, heat, cut, least, one_hot, SHIFT)
+    return made
+
+
+@triton.jit
+def tile_masses(
+    row, masses, size, top, best, heat, cut, least, one_hot,
+    READY: tl.constexpr, SHIFT: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Write the mass of each tile of a row, and return the cumulative masses [TILES] and their total.
+
+    READY: the row holds weights, not logits.
+    """
+    for first in tl.range(0, size, BLOCK, num_stages=1 if READY else STAGES):
         at = first + tl.arange(0, BLOCK)
-        if READY:
-            made = tl.load(row + at, mask=at < size, other=0.0)
-        else:
-            made = weights(load_row(row, at, size), at, top, best, heat, cut, least, one_hot, SHIFT)
-        here = tl.sum(made, axis=0)
-        if below + here > goal:
-            hit = (below + tl.cumsum(made, axis=0) > goal) & (made > 0)
-            lowest = tl.min(tl.where(hit, at, size), axis=0)
-            # Rounding of the cumulative sum: the last token with a weight.
-            token = tl.where(lowest < size, lowest, tl.max(tl.where(made > 0, at, -1), axis=0))
-        below += here
-        first += BLOCK
+        made = _weights_at(row, at, size, top, best, heat, cut, least, one_hot, READY, SHIFT)
+        tl.store(masses + first // BLOCK, tl.sum(made, axis=0))
+    tl.debug_barrier()
+    tile = tl.arange(0, TILES)
+    sums = tl.cumsum(tl.load(masses + tile, mask=tile * BLOCK < size, other=0.0), axis=0)
+    tl.debug_barrier()  # the next row writes them again
+    return sums, tl.max(sums, axis=0)
+
+
+@triton.jit
+def draw(
+    row, sums, goal, size, top, best, heat, cut, least, one_hot,
+    READY: tl.constexpr, SHIFT: tl.constexpr, TILES: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Return the lowest id whose cumulative weight exceeds ``goal``: its tile from ``sums``, then that tile."""
+    tile = tl.arange(0, TILES)
+    picked = tl.min(tl.where(sums > goal, tile, TILES - 1), axis=0)
+    below = tl.sum(tl.where(tile == picked - 1, sums, 0.0), axis=0)
+    at = picked * BLOCK + tl.arange(0, BLOCK)
+    made = _weights_at(row, at, size, top, best, heat, cut, least, one_hot, READY, SHIFT)
+    hit = (below + tl.cumsum(made, axis=0) > goal) & (made > 0)
+    lowest = tl.min(tl.where(hit, at, size), axis=0)
+    # Rounding of the cumulative sums: the last token of the tile with a weight.
+    token = tl.where(lowest < size, lowest, tl.max(tl.where(made > 0, at, -1), axis=0))
     return tl.where(token < 0, best, token)

@@ -29,8 +29,13 @@ def philox(seed: torch.Tensor, *counters: torch.Tensor | int) -> tuple[torch.Ten
     Returns:
         Four int64 tensors with values of 32 bits.
     """
-    words = [torch.as_tensor(c, device=seed.device).long() & _MASK for c in counters]
-    words += [torch.zeros((), dtype=torch.int64, device=seed.device)] * (4 - len(words))
+    # Filled on the device: a copy of a host number would not fit into a captured graph.
+    words = [
+        c.long() & _MASK
+        if isinstance(c, torch.Tensor)
+        else torch.full((), c & _MASK, dtype=torch.int64, device=seed.device)
+        for c in (*counters, *[0] * (4 - len(counters)))
+    ]
     c0, c1, c2, c3 = torch.broadcast_tensors(*words)
     k0, k1 = seed & _MASK, (seed >> 32) & _MASK
     for _ in range(10):

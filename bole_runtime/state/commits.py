@@ -25,14 +25,21 @@ class PreparedLayers:
 
     def __init__(self, launches: list[Launch], parts: Sequence[Factors]) -> None:
         self._launches = launches
-        self._contexts = [CallContext.of_factors(part) for part in parts]
+        # Most families' factors hold nothing of a call but whether keys are normalised: nothing to compare every round.
+        self._contexts = [
+            CallContext.of_factors(p) if p.spec.parameters(p.gate_mode) or p.spec.options(p.gate_mode) else None
+            for p in parts
+        ]
+        self._l2norm = [part.qk_l2norm for part in parts]
 
     def serves(self, factors: Sequence[Factors | None]) -> bool:
         """Whether the factors of a round are those that this was prepared for; the buffers always are."""
-        return all(
-            part is not None and context.same(CallContext.of_factors(part))
-            for part, context in zip(factors, self._contexts, strict=True)
-        )
+        for part, l2norm, context in zip(factors, self._l2norm, self._contexts, strict=True):
+            if part is None or part.qk_l2norm != l2norm:
+                return False
+            if context is not None and not context.same(CallContext.of_factors(part)):
+                return False
+        return True
 
     def __call__(self, slots: torch.Tensor, accepted: torch.Tensor, actions: torch.Tensor | None) -> None:
         for launch in self._launches:

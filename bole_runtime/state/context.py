@@ -50,6 +50,12 @@ class CallContext:
             floats = {**factors.all_options}
         return cls(factors.qk_l2norm, {n: t for n, t in factors.gates.items() if n in names}, floats)
 
+    def serves(self, spec: RecurrenceSpec, mode: str) -> bool:
+        """Whether it holds what gates kept in ``mode`` need; not before a layer's first call, when chains are empty."""
+        needed = {i.name for i in (*spec.parameters(mode), *spec.options(mode)) if i.name in spec.required[mode]}
+        floats = {i.name for i in spec.options(mode)}
+        return needed <= self.parameters.keys() | self.floats.keys() and floats <= self.floats.keys()
+
     def same(self, other: CallContext) -> bool:
         """Whether launches that were prepared for one serve the other: the same memory, the same numbers."""
         mine, theirs = self.parameters, other.parameters

@@ -44,7 +44,7 @@ class KernelChoice:
         """Return the kernels of a layer's verification; nothing for gates that fit no mode, which it then refuses."""
         spec = geometry.spec
         mode = next((m for m in spec.modes if spec.required[m] <= gates.keys() <= spec.allowed[m]), None)
-        if mode is None or backend_name(self._device) != "triton":
+        if mode is None or not spec.kernels or backend_name(self._device) != "triton":
             return Kernels(0, None)
         norm = spec.qk_l2norm if l2norm is None else l2norm
         key = (geometry, mode, tree.max_nodes, tree.max_depth, tree.max_batch, norm)
@@ -65,7 +65,12 @@ class KernelChoice:
 
     def of_commit(self, call: CommitCall) -> Config | None:
         """Return the configuration to pin for a commit, or None."""
-        if not self._pinned or backend_name(self._device) != "triton" or not call.slots.shape[0]:
+        if (
+            not self._pinned
+            or not call.spec.kernels
+            or backend_name(self._device) != "triton"
+            or not call.slots.shape[0]
+        ):
             return None
         from bole_runtime.backends.triton_backend import select
         from bole_runtime.backends.triton_backend.commit import commit_problem

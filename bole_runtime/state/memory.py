@@ -135,7 +135,7 @@ def _scratch(config: StateConfig, gpu: str) -> int:
     record = gpus.get(gpu)
     name, limits = record.device_names[0], record.limits()
     most = 0
-    for layer in set(config.layers):
+    for layer in {y for y in config.layers if y.spec.kernels}:
         for mode in layer.spec.modes:
             problem = verify_problem(
                 config, layer, mode, config.max_nodes, config.max_depth, config.max_batch, layer.spec.qk_l2norm

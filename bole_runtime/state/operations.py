@@ -202,8 +202,10 @@ def flush_slots(request: RequestState, config: StateConfig, slots: torch.Tensor)
     tree, nothing = _no_nodes(slots.shape[0], slots.device), torch.full_like(actions, -1)
     groups: dict[LayerGeometry, list[CommitLayer]] = {}
     for n, (layer, chain) in enumerate(zip(config.layers, request.chains, strict=True)):
-        before = counters.before(chain)
-        part = request.contexts[n].apply(flush_factors(layer.spec, before, tree))
+        part = flush_factors(layer.spec, counters.before(chain), tree)
+        if not request.contexts[n].serves(layer.spec, part.gate_mode):
+            continue
+        part = request.contexts[n].apply(part)
         groups.setdefault(layer, []).append(CommitLayer(request.pools[n], part))
     for layer, layers in groups.items():
         call = CommitCall(layer.spec, tuple(layers), slots, nothing, tree, config.precision, None, actions)

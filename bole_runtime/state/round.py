@@ -10,11 +10,13 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_values as values
 from bole_runtime.api import verify
+from bole_runtime.calls import RowAction
 from bole_runtime.conv import conv_commit, tree_conv
 from bole_runtime.factors import Factors
 from bole_runtime.state.chains import ChainRule, decide
 from bole_runtime.state.commits import PreparedLayers, prepare_layers
 from bole_runtime.state.context import CallContext
+from bole_runtime.state.kernels import Kernels
 from bole_runtime.tree import TreeBatch
 
 if TYPE_CHECKING:
@@ -34,7 +36,7 @@ class Round:
 
     Attributes:
         tree: topology, rebuilt in place by the caller before each round.
-        slots: int32 or int64 [max_batch of the tree], changed in place by the caller.
+        slots: int32 or int64 [max_batch of the tree], changed in place by the caller; no live slot twice.
         actions: int32, what the last commit did with each row (:class:`~bole_runtime.calls.RowAction`); all 0 before.
     """
 
@@ -43,7 +45,7 @@ class Round:
         self.tree, self.slots = tree, slots
         self.actions = torch.zeros(tree.max_batch, dtype=torch.int32, device=tree.device)
         self._manager = manager
-        self._flush = torch.full_like(self.actions, 2)
+        self._flush = torch.full_like(self.actions, int(RowAction.FLUSH))
         self._nothing = torch.full_like(self.actions, -1)
         count = range(len(config.layers))
         self._buffers = [manager.buffers.factors(n, config.layers[n], config.dtype, tree) for n in count]
@@ -51,6 +53,9 @@ class Round:
         self._factors: list[Factors | None] = [None] * len(config.layers)
         self._convolved = [False] * len(config.layers)
         self._written: set[int] = set()
+        self._specs = [layer.spec for layer in config.layers]
+        self._modes = [layer.spec.kept_mode(layer.gate_mode) for layer in config.layers]
+        self._kernels: dict[tuple[object, ...], Kernels] = {}
         self._writes: dict[int, PreparedLayers] = {}
         self._commit: PreparedLayers | None = None
         self._rule = ChainRule(config.pending, config.flush_at, consumed=config.policy == "fused")
@@ -87,16 +92,22 @@ class Round:
         """
         manager = self._manager
         config = manager.config
-        geometry = manager.geometry(layer)
+        spec = self._specs[manager.index(layer)]
         if self._factors[layer] is not None:
             raise ValueError(f"layer: {layer} was verified in this round already; commit or abandon the round first")
+        if not isinstance(gates, Mapping):
+            check.not_a("gates", gates, "a mapping from gate names to tensors")
         self._begin()
         pending = manager.request.chains[layer] if config.policy == "deferred" else None
         variant = options.pop("variant", None)
-        kernels = manager.kernels.of_verify(geometry, gates, self.tree, options.get("qk_l2norm"))
-        mode = geometry.spec.kept_mode(geometry.gate_mode)
-        context = CallContext.of_gates(geometry.spec, mode, gates, options.get("qk_l2norm"))
-        manager.request.contexts[layer] = context
+        l2norm = options.get("qk_l2norm")
+        # What a call of this form needs is worked out once: the names of its gates tell the form.
+        form = (layer, l2norm, *gates)
+        kernels = self._kernels.get(form)
+        if kernels is None:
+            kernels = manager.kernels.of_verify(config.layers[layer], gates, self.tree, l2norm)
+            self._kernels[form] = kernels
+        manager.request.contexts[layer] = CallContext.of_gates(spec, self._modes[layer], gates, l2norm)
         if config.policy == "fused":
             self._write_waiting(layer)
         out, factors = verify(
@@ -107,12 +118,13 @@ class Round:
             state=manager.request.pools[layer],
             slots=self.slots,
             tree=self.tree,
-            recurrence=geometry.spec,
+            recurrence=spec,
             precision=config.precision,
             out=out,
             out_dtype=out_dtype,
             factors=self._buffers[layer],
-            workspace=manager.scratch.reserve(kernels.scratch),
+            # A configuration of the caller's own may need more than the one that was looked up.
+            workspace=manager.scratch.reserve(kernels.scratch) if variant is None else None,
             pending=pending,
             variant=kernels.variant if variant is None else variant,
             **options,
@@ -210,8 +222,10 @@ class Round:
         manager = self._manager
         if layer in self._written:
             return
-        made = self._writes.get(layer)
-        part = manager.request.contexts[layer].apply(self._buffers[layer])
+        made, context = self._writes.get(layer), manager.request.contexts[layer]
+        if not context.serves(self._buffers[layer].spec, self._buffers[layer].gate_mode):
+            return
+        part = context.apply(self._buffers[layer])
         if made is None or not made.serves([part]):
             made = prepare_layers(manager, self, [part], [manager.request.chains[layer]], [layer])
             self._writes[layer] = made

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 import torch
 
 from bole_runtime.state.config import StateConfig
+from bole_runtime.state.context import CallContext
 from bole_runtime.state.request import RequestState
 
 
@@ -18,10 +19,12 @@ class Snapshot:
     Attributes:
         saved: states, convolution states and, if the chain was kept as it stood, ring and counters.
         config: of the manager that took it.
+        contexts: what a kept chain needs of the calls that filled it.
     """
 
     saved: tuple[list[torch.Tensor], ...]
     config: StateConfig
+    contexts: tuple[CallContext, ...]
 
     @property
     def nbytes(self) -> int:
@@ -31,7 +34,7 @@ class Snapshot:
 
 def take_snapshot(request: RequestState, config: StateConfig, slot: int, device: torch.device, chain: bool) -> Snapshot:
     """Copy a slot to tensors on ``device``."""
-    return Snapshot(request.save(slot, device, chain and bool(request.chains)), config)
+    return Snapshot(request.save(slot, device, chain and bool(request.chains)), config, tuple(request.contexts))
 
 
 def restore_slot(request: RequestState, config: StateConfig, slot: int, snapshot: Snapshot) -> None:
@@ -52,6 +55,9 @@ def restore_slot(request: RequestState, config: StateConfig, slot: int, snapshot
         if mine != other:
             raise ValueError(f"snapshot: of a manager with {name} = {other}, this one has {mine}")
     request.load(slot, snapshot.saved)
+    for n, (layer, theirs_) in enumerate(zip(config.layers, snapshot.contexts, strict=True)):
+        if not request.contexts[n].serves(layer.spec, layer.spec.kept_mode(layer.gate_mode)):
+            request.contexts[n] = theirs_
 
 
 def export_slot(request: RequestState, slot: int, layout: str) -> list[torch.Tensor]:

@@ -78,6 +78,10 @@ def signature(
     constants: dict[str, Any] = {}
     attributes: dict[tuple[int], list[list[Any]]] = {}
     for i, argument in enumerate(arguments):
+        if argument.unit:
+            types[argument.name] = "constexpr"
+            constants[argument.name] = 1
+            continue
         if argument.kind in ("int", "stride"):
             types[argument.name] = "i32"
         elif argument.kind == "float":

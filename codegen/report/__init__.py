@@ -4,6 +4,6 @@ from __future__ import annotations
 
 from bole_codegen.report.html import write_report
 from bole_codegen.report.progress import make_progress
-from bole_codegen.report.summary import as_json, failures_line, results_table
+from bole_codegen.report.summary import as_json, failures_line, offline_line, results_table
 
-__all__ = ["as_json", "failures_line", "make_progress", "results_table", "write_report"]
+__all__ = ["as_json", "failures_line", "make_progress", "offline_line", "results_table", "write_report"]

@@ -7,8 +7,10 @@ from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from bole_codegen.report import plots
+from bole_codegen.report.importance import importances
 from bole_codegen.report.summary import HEADERS, row
 from bole_codegen.search.driver import RunResult
+from bole_codegen.search.ledger import PHASES
 from bole_codegen.search.results import KINDS
 from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
@@ -19,7 +21,8 @@ body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; margin: 2rem auto;
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
 table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 0.2rem 0.7rem 0.2rem 0; border-bottom: 1px solid #e6e6e6; vertical-align: top; }
-th { white-space: nowrap; } .n { text-align: right; } .wide { overflow-x: auto; } .note { color: #555; }
+th, .n, .wide td:first-child { white-space: nowrap; } .n { text-align: right; }
+.wide { overflow-x: auto; margin-top: 0.8rem; } .note { color: #555; }
 svg { max-width: 100%; height: auto; }
 """
 
@@ -100,12 +103,25 @@ def render_report(
             f"At most {plots.MAX_HISTORIES} searched buckets are drawn.</p>",
             history,
         ]
+    weights = importances(result.searches)
+    if weights:
+        parts += [
+            "<h2>Parameters</h2>",
+            '<p class="note">The part of the spread of (log) times that a parameter explains alone, mean over the '
+            "searched buckets. Parameters that depend on each other share theirs.</p>",
+            plots.bars(weights),
+        ]
     parts.append("<h2>Candidates</h2>")
     done = "compiled" if label == "predicted" else "compiled and checked"
     parts.append(
         f"<p>{result.tried} {done}, {result.duplicates} more rendered to kernels already tried, "
         f"{result.resumed} evaluations taken over from earlier runs, {result.seconds:.0f} s.</p>"
     )
+    if result.spent:
+        rows = [(PHASES[k], f"{result.spent[k]:.1f}") for k in PHASES if result.spent.get(k, 0) >= 0.05]
+        if "device_idle" in result.spent:
+            rows.append(("device idle, of the wall time", f"{result.spent['device_idle']:.1f}"))
+        parts.append(_table(("where the time went, all processes together", "seconds"), rows, {1}))
     if result.failures:
         rows = [(KINDS.get(k, k), str(n)) for k, n in sorted(result.failures.items(), key=lambda f: -f[1])]
         parts.append(_table(("candidates that do not count", "number"), rows, {1}))

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import io
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from bole_codegen.measure import commit_traffic, verify_traffic
@@ -125,7 +125,7 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
 def histories(searches: Sequence[ClassSearch]) -> str:
     """Draw the times of the candidates of each searched bucket, in the order tried, with the best so far."""
     series: list[tuple[str, list[float]]] = []
-    for search in searches:
+    for search in sorted(searches, key=lambda s: s.problem):
         for target in search.searched:
             key = target.problem.key()
             times = [r.median_us for k, _, r in search.history if k == key and isinstance(r, Timed)]
@@ -163,3 +163,28 @@ def histories(searches: Sequence[ClassSearch]) -> str:
     figure.supylabel("microseconds a layer", fontsize=8)
     figure.tight_layout()
     return _svg(figure, "histories")
+
+
+def bars(weights: Mapping[str, Sequence[tuple[str, float]]]) -> str:
+    """Draw the importance of parameters, a block of bars a variant."""
+    shown = [(name, [w for w in parts if w[1] >= 0.01][:8]) for name, parts in weights.items()]
+    shown = [(name, parts) for name, parts in shown if parts]
+    if not shown:
+        return "<p>No parameter alone explains the times.</p>"
+    columns = min(3, len(shown))
+    rows = math.ceil(len(shown) / columns)
+    deepest = max(len(parts) for _, parts in shown)
+    figure = _figure(3.3 * columns, (0.7 + 0.2 * deepest) * rows)
+    for i, (name, parts) in enumerate(shown):
+        axes = figure.add_subplot(rows, columns, i + 1)
+        places = range(len(parts))
+        axes.barh(places, [w for _, w in parts], color=_TUNED, height=0.6)
+        axes.set_yticks(places, [_plain(n) for n, _ in parts], fontsize=7)
+        axes.set_ylim(deepest - 0.5, -0.5)
+        axes.set_xlim(0, 1)
+        axes.set_title(_plain(name), fontsize=7)
+        axes.tick_params(axis="x", labelsize=6)
+        axes.grid(axis="x", color="#f2f2f2")
+        axes.set_axisbelow(True)
+    figure.tight_layout()
+    return _svg(figure, "importances")

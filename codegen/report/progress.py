@@ -28,6 +28,10 @@ from bole_runtime.kernels.space import Config
 LINE_EVERY = 10.0
 
 
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}{'' if number == 1 else 's'}"
+
+
 class _Counting(Progress):
     """Counts what both kinds show."""
 
@@ -41,8 +45,9 @@ class _Counting(Progress):
         """See :class:`Progress`."""
         self.candidates, self.buckets = candidates, buckets
         self.note(
-            f"{buckets} buckets in {classes} groups that share kernels, up to {candidates} candidates"
-            + (f"; {finished} buckets were finished by an earlier run" if finished else "")
+            f"{_count(buckets, 'bucket')} in {_count(classes, 'group')} with kernels of its own, "
+            f"up to {candidates} candidates"
+            + (f"; {_count(finished, 'bucket')} finished by an earlier run" if finished else "")
         )
 
     def screened(self, config: Config, result: Screening) -> None:

@@ -62,6 +62,30 @@ def failures_line(failures: Mapping[str, int]) -> str:
     return "candidates that do not count: " + ", ".join(known)
 
 
+def offline_line(entries: Sequence[Entry]) -> str:
+    """Say what a search without the GPU came to: predictions change a default only where the model is sure."""
+    changed = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
+    broken = sum(e.default_us is None for e in entries)
+    kept = len(entries) - changed - broken
+    parts = (
+        [f"the analytic default compiles for this GPU and is kept in {kept} of {len(entries)} buckets"] if kept else []
+    )
+    if changed:
+        parts.append(f"something the model is sure is faster replaces it in {changed}")
+    if broken:
+        parts.append(f"it cannot run in {broken}, where another is chosen")
+    lines = ["; ".join(parts) + ". Only a search on the GPU can tell apart what is closer than the model is sure of."]
+    likely = [e for e in entries if e.runner_up is not None and e.runner_up.median_us < e.median_us]
+    for entry in sorted(likely, key=lambda e: e.problem())[:8]:
+        assert entry.runner_up is not None
+        params = " ".join(f"{k}={v}" for k, v in entry.runner_up.params.items())
+        lines.append(
+            f"worth measuring in {bucket_name(entry)}: {entry.runner_up.variant} {params} "
+            f"(predicted {entry.runner_up.median_us:.2f} us against {entry.median_us:.2f})"
+        )
+    return "\n".join(lines)
+
+
 def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
     """Return a run as JSON for other programs."""
     data: dict[str, Any] = {
@@ -74,6 +98,7 @@ def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> st
         "resumed_evaluations": result.resumed,
         "duplicates": result.duplicates,
         "failures": dict(result.failures),
+        "where_the_time_went": dict(result.spent),
         "missing": [{"bucket": b.target.problem.key(), "reason": b.reason} for b in result.buckets if b.entry is None],
         "entries": [{"key": e.key(), **msgspec.to_builtins(e)} for e in result.entries],
     }

@@ -113,7 +113,7 @@ class ClassSearch:
         return search
 
     def prepare(self, warm: Mapping[Target, Sequence[Config]]) -> None:
-        """Find the valid space, rank it by the model, and queue what to try first. Takes a second.
+        """Find the valid space, rank it by the model, and queue what to try first. Takes a second, aside if need be.
 
         Args:
             warm: configurations that other tables or earlier classes suggest, by bucket.
@@ -121,7 +121,6 @@ class ClassSearch:
         self.views = view_all(self._variants.values(), self.problem, self.env.limits, self.env.seed)
         for i, target in enumerate(self.searched):
             self._samplers[target] = Sampler(self.views, self.env.seed + i, self.trials)
-        self.settle(sorted(self.screened, key=str))
         self._enqueue(warm)
 
     @property

@@ -29,10 +29,14 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Seconds of a budget kept for the table and the report.
+#: Seconds of a budget kept for the table and the report, unless the options say otherwise.
 WRITE_UP = 3.0
+#: Part of a budget that no class may search in: what was asked to stop takes a moment.
+MARGIN = 0.03
 #: Seconds of the device that the finalists of a bucket take, until some were seen.
 FINISH_GUESS = {"measured": 0.8, "predicted": 0.05}
+#: Seconds that the last finalists take to be compiled with another output type and checked.
+CONFIRM_GUESS = {"measured": 12.0, "predicted": 0.0}
 #: Seconds of a compiling process that the default of a class takes, until some were seen.
 DEFAULT_GUESS = 12.0
 #: Winners of related classes that a bucket tries first.
@@ -52,6 +56,7 @@ class Options:
         top: finalists a bucket, the default and the table's entry not counted.
         rounds: proposals are made in so many steps, each knowing the results of those before.
         time_budget: seconds for the whole run, None for no limit. Nothing is begun after it, what runs is given up.
+        write_up: seconds of the budget kept for the table and the report.
     """
 
     trials: int = 40
@@ -59,6 +64,7 @@ class Options:
     top: int = 4
     rounds: int = 4
     time_budget: float | None = None
+    write_up: float | None = None
 
 
 @dataclass
@@ -145,6 +151,11 @@ class Driver:
         self._late = self._aside = False
         self.result = RunResult()
 
+    @property
+    def environment(self) -> Environment:
+        """What the classes share."""
+        return self._env
+
     def run(self, targets: Sequence[Target], loop: asyncio.AbstractEventLoop | None = None) -> RunResult:
         """Search every target. On an interrupt, :attr:`result` holds what was finished.
 
@@ -160,6 +171,8 @@ class Driver:
                 loop.run_until_complete(self._main(targets))
         finally:
             self._progress.end()
+            # Before claims are given up: the next run must find what was finished.
+            self._env.store.flush()
             with contextlib.suppress(Exception):
                 self._env.store.claims.release_all()
         return self.result
@@ -181,7 +194,7 @@ class Driver:
         beat = asyncio.ensure_future(self._beat())
         work = asyncio.ensure_future(self._everything(todo))
         try:
-            done_now, _ = await asyncio.wait({work}, timeout=self._left(WRITE_UP))
+            done_now, _ = await asyncio.wait({work}, timeout=self._left())
             if not done_now:
                 self._late = True
             else:
@@ -208,12 +221,14 @@ class Driver:
         if self._env.known_bad is not None:
             self._env.known_bad.save()
 
-    def _left(self, reserve: float = 0.0) -> float | None:
-        """Return the seconds of the budget that are left, None without one."""
-        if self._options.time_budget is None:
+    def _left(self) -> float | None:
+        """Return the seconds of the budget that are left before the write-up, None without a budget."""
+        options = self._options
+        if options.time_budget is None:
             return None
         assert self._begun is not None
-        return max(0.0, self._options.time_budget - reserve - (now() - self._begun))
+        reserve = WRITE_UP if options.write_up is None else options.write_up
+        return max(0.0, options.time_budget - reserve - (now() - self._begun))
 
     async def _beat(self) -> None:
         while True:
@@ -276,9 +291,10 @@ class Driver:
         self._active[device] += 1
         try:
             begun = now()
+            ready = asyncio.ensure_future(self._prepare(search, one, earlier))
             await self._only_defaults(search, device)
             self._default_seconds.append(now() - begun)
-            whole = await self._for(self._search(search, one, earlier, device), self._share())
+            whole = await self._for(self._search(search, ready, device), self._share())
             begun = now()
             await self._finisher.finish(search, device, one.results.append)
             self._finish_seconds.append((now() - begun) / len(one.members) / self._active[device])
@@ -290,6 +306,8 @@ class Driver:
             keep(self._env, one.results, self._options.trials)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
+        if self._aside:
+            await asyncio.to_thread(self._env.store.flush)
         self._env.store.claims.release(self._env.store.class_name(one.problem))
 
     def _share(self) -> float | None:
@@ -297,14 +315,15 @@ class Driver:
 
         What the classes that are not done need for their defaults and finalists is set aside; the rest is shared out.
         """
-        left = self._left(WRITE_UP)
-        if left is None:
+        left = self._left()
+        if left is None or self._options.time_budget is None:
             return None
         open_ = [c for c in self._todo if not c.taken]
         ahead = [c for c in open_ if not c.begun]
         finish = _mean(self._finish_seconds, FINISH_GUESS[self._evaluator.label])
         default = _mean(self._default_seconds, DEFAULT_GUESS / self._evaluator.workers) / self._abreast
         aside = finish * sum(len(c.members) for c in open_) / self._evaluator.devices + default * len(ahead)
+        aside += CONFIRM_GUESS[self._evaluator.label] + MARGIN * self._options.time_budget
         return max(0.0, left - aside) * min(1.0, self._abreast / len(open_))
 
     async def _for(self, work: Coroutine[Any, Any, None], seconds: float | None) -> bool:
@@ -321,13 +340,18 @@ class Driver:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _search(self, search: ClassSearch, one: _Class, earlier: set[Problem], device: int) -> None:
-        """Propose, screen and time in rounds."""
+    async def _prepare(self, search: ClassSearch, one: _Class, earlier: set[Problem]) -> None:
+        """Find out what can be proposed, while the default compiles."""
         warm = {t: self._warm(t, earlier) for t in one.members}
         if self._aside:  # It takes a second, in which workers want answers.
             await asyncio.to_thread(search.prepare, warm)
         else:
             search.prepare(warm)
+
+    async def _search(self, search: ClassSearch, ready: asyncio.Future[None], device: int) -> None:
+        """Propose, screen and time in rounds."""
+        await ready
+        search.settle(sorted(search.screened, key=str))
         rounds = self._options.rounds
         for step in range(rounds):
             share = math.ceil(search.trials * (step + 1) / rounds) - search.tried

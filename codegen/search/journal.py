@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import fcntl
+import importlib.util
 import os
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -68,6 +70,31 @@ def repair(path: Path) -> int:
         lock.release()
 
 
+def _with_driver(url: str) -> str:
+    """Name the PostgreSQL driver that is installed where a URL names none: SQLAlchemy's default differs by version."""
+    scheme, rest = url.split("://", 1)
+    if scheme not in ("postgresql", "postgres"):
+        return url
+    for driver in ("psycopg", "psycopg2"):
+        if importlib.util.find_spec(driver) is not None:
+            return f"postgresql+{driver}://{rest}"
+    return f"postgresql://{rest}"
+
+
+def _open_database(url: str) -> BaseStorage:
+    from optuna.storages import RDBStorage
+
+    for again in range(5):
+        try:
+            return RDBStorage(url)
+        except Exception as error:
+            # Two runs that begin at once both create the tables, and one of them fails.
+            if again == 4 or type(error).__name__ not in ("IntegrityError", "ProgrammingError"):
+                raise
+            time.sleep(0.5 * (again + 1))
+    raise AssertionError
+
+
 def open_storage(where: str) -> BaseStorage:
     """Open a journal file (a path) or a database (an SQLAlchemy URL such as ``postgresql://...``).
 
@@ -78,14 +105,13 @@ def open_storage(where: str) -> BaseStorage:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if "://" in where:
             try:
-                from optuna.storages import RDBStorage
-
-                return RDBStorage(where)
+                return _open_database(_with_driver(where))
             except Exception as error:
                 # A URL may hold a password: name the kind of storage only.
                 kind = where.split("://", 1)[0]
+                driver = " (pip install 'bole[postgresql]')" if kind.startswith("postgres") else ""
                 raise StorageError(
-                    f"cannot open the {kind} storage ({type(error).__name__}); check the URL and its driver, "
+                    f"cannot open the {kind} storage ({type(error).__name__}); check the URL and its driver{driver}, "
                     "or give a file to --storage"
                 ) from None
         path = Path(where).expanduser()

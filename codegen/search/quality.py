@@ -127,3 +127,17 @@ def compare(
         raise ValueError(f"what the search chose failed in the comparison: {finals.get(found)}")
     best = min(good, key=lambda c: (good[c], c != found, str(c)))
     return Closeness(points, failed, evaluations, (best, good[best]), (found, good[found]))
+
+
+def closeness_json(found: Closeness) -> dict[str, object]:
+    """Return a comparison as plain data."""
+    return {
+        "points": found.points,
+        "failed": found.failed,
+        "evaluations": found.evaluations,
+        "best_us": found.best[1],
+        "best": {"variant": found.best[0].variant, "params": found.best[0].as_dict()},
+        "found_us": found.found[1],
+        "found": {"variant": found.found[0].variant, "params": found.found[0].as_dict()},
+        "gap": round(found.gap, 4),
+    }

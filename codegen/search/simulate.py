@@ -40,6 +40,7 @@ class Surface:
         single: how far a parameter's value moves the time off the roofline model's, as a fraction.
         pair: the same for every pair of parameters.
         noise: relative noise of one measurement.
+        day: another day has other noise on the same times.
         faulty: kind of failure to the share of configurations that fail so; ``late`` kinds pass the first check and
             fail the full one.
         compile_s: fewest and most seconds a kernel compiles.
@@ -49,6 +50,7 @@ class Surface:
     single: float = 0.15
     pair: float = 0.03
     noise: float = 0.002
+    day: int = 0
     faulty: Mapping[str, float] = field(default_factory=dict)
     compile_s: tuple[float, float] = (1.0, 8.0)
 
@@ -137,6 +139,7 @@ class SimulatedEvaluator:
 
     def start(self) -> None:
         """Nothing to start; processes of the loop that runs now."""
+        self._compiled = {}
         self._compilers = asyncio.Semaphore(self.workers)
         self._checkers = asyncio.Semaphore(CHECKERS * self.devices)
         self._timers = [asyncio.Semaphore(1) for _ in range(self.devices)]
@@ -198,7 +201,11 @@ class SimulatedEvaluator:
 
     def _measure(self, target: Target, config: Config, scale: float) -> Timed:
         count = self._measured[target, config] = self._measured.get((target, config), 0) + 1
-        off = self._surface.noise * scale * (2.0 * unit(self._surface.seed, target.problem.key(), config, count) - 1.0)
+        off = (
+            self._surface.noise
+            * scale
+            * (2.0 * unit(self._surface.seed, self._surface.day, target.problem.key(), config, count) - 1.0)
+        )
         us = self.true_us(target, config)
         return Timed(us * (1.0 + off), us * self._surface.noise, 3)
 

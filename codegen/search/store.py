@@ -8,12 +8,15 @@ from __future__ import annotations
 
 import contextlib
 import json
-from collections.abc import Mapping, Sequence
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
 import optuna
-from optuna.storages import BaseStorage
+from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from bole_codegen.search.claims import Claims
@@ -67,8 +70,12 @@ class Store:
         self._space = space
         self._variants = variants
         self._fresh = fresh
+        self._lock = threading.RLock()
         self._studies: dict[str, optuna.Study] = {}
         self.claims = Claims(storage)
+        fast = isinstance(storage, JournalStorage)
+        self._writer = None if fast else ThreadPoolExecutor(1, "bole-store")
+        self._pending: deque[Future[object]] = deque()
         self.resumed = 0
 
     def name(self, target: Target) -> str:
@@ -93,7 +100,7 @@ class Store:
         """Keep one finished evaluation."""
         variant = self._variants[target.problem.op, record.config.variant]
         params, distributions = trial_params(variant, record.config)
-        attrs: dict[str, Any] = {
+        kept: dict[str, Any] = {
             "variant": record.config.variant,
             "params": record.config.as_dict(),
             "texts": list(record.texts),
@@ -101,19 +108,19 @@ class Store:
         }
         if isinstance(record.outcome, Timed):
             state, value = TrialState.COMPLETE, record.outcome.median_us
-            attrs.update(spread_us=record.outcome.spread_us, layers=record.outcome.layers)
+            kept.update(median_us=value, spread_us=record.outcome.spread_us, layers=record.outcome.layers)
         else:
             state, value = TrialState.FAIL, None
-            attrs.update(kind=record.outcome.kind, reason=record.outcome.message[:300])
-        self._study(target).add_trial(
-            create_trial(
-                state=state,
-                value=value,
-                params=params,
-                distributions=distributions,
-                user_attrs={**attrs, "median_us": value},
-            )
+            kept.update(kind=record.outcome.kind, reason=record.outcome.message[:300])
+        trial = create_trial(
+            state=state,
+            value=value,
+            params=params,
+            distributions=distributions,
+            # One attribute: each is a row of a database.
+            user_attrs={"record": json.dumps(kept)},
         )
+        self._write(lambda: self._study(target).add_trial(trial))
 
     def final(self, target: Target) -> dict[str, Any] | None:
         """Return what :meth:`set_final` kept for a bucket, None when it was not finished."""
@@ -126,22 +133,43 @@ class Store:
 
     def set_final(self, target: Target, data: Mapping[str, Any]) -> None:
         """Keep the finished result of a bucket."""
-        self._study(target).set_user_attr("final", json.dumps(data, sort_keys=True))
+        text = json.dumps(data, sort_keys=True)
+        self._write(lambda: self._study(target).set_user_attr("final", text))
+
+    def flush(self) -> None:
+        """Wait until everything is written.
+
+        Raises:
+            Exception: what a write failed with.
+        """
+        while self._pending:
+            self._pending.popleft().result()
+
+    def _write(self, call: Callable[[], object]) -> None:
+        """Write to the storage; aside, one after the other, where that takes as long as a database does."""
+        if self._writer is None:
+            call()
+            return
+        self._pending.append(self._writer.submit(call))
+        while self._pending and self._pending[0].done():
+            self._pending.popleft().result()
 
     def _study(self, target: Target) -> optuna.Study:
         name = self.name(target)
-        if name not in self._studies:
-            if self._fresh:
-                with contextlib.suppress(KeyError):
-                    optuna.delete_study(study_name=name, storage=self._storage)
-            self._studies[name] = optuna.create_study(
-                study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
-            )
-        return self._studies[name]
+        with self._lock:
+            if name not in self._studies:
+                if self._fresh:
+                    with contextlib.suppress(KeyError):
+                        optuna.delete_study(study_name=name, storage=self._storage)
+                self._studies[name] = optuna.create_study(
+                    study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
+                )
+            return self._studies[name]
 
     def _record(self, target: Target, attrs: Mapping[str, Any]) -> Record | None:
         """Rebuild a record; a journal is a file that others may have edited, so every value is checked."""
         try:
+            attrs = json.loads(attrs["record"])
             variant = self._variants[target.problem.op, attrs["variant"]]
             config = variant.config(attrs["params"])
             texts = attrs["texts"]

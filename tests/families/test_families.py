@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import math
+import re
+from pathlib import Path
 
 import pytest
 import torch
@@ -21,6 +23,8 @@ def test_every_family_is_complete() -> None:
         for i in spec.inputs:
             assert i.doc
             assert bool(i.shape) == bool(i.dtypes)
+        assert spec.kept_mode("ready") == "ready"
+        assert spec.keeps_ready == all(i.scalar for i in spec.node_gates("ready"))
         reference = get_reference(spec)
         assert callable(reference.step)
         assert callable(reference.ready_gates)
@@ -56,6 +60,35 @@ def test_gdn_raw_gates() -> None:
 def test_families_outside_the_form_are_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match=f"recurrence: '{name}' is outside the supported form: .* Supported: comba, "):
         get_family(name)
+
+
+def _table_rows() -> dict[str, list[str]]:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "families.md").read_text()
+    rows: dict[str, list[str]] = {}
+    for line in text.splitlines():
+        found = re.match(r"\| `(\w+)`[^|]*\|", line)
+        if found:
+            rows.setdefault(found[1], []).append(line)
+    return rows
+
+
+def test_the_docs_list_every_family_and_its_gates() -> None:
+    rows = _table_rows()
+    assert {n for n, lines in rows.items() if len(lines) > 1} >= FAMILIES.keys()
+    for name, spec in FAMILIES.items():
+        cells = [c.strip() for c in rows[name][0].strip("|").split("|")]
+        decay = {"none": "1", "head": "fixed per head", "scalar": "scalar", "channel": "channel"}[spec.decay]
+        erase = {"none": "nothing", "decayed": "decayed", "undecayed": "before decay"}[spec.erase]
+        assert cells[1:3] == [decay, erase], name
+        for cell, mode in zip(cells[4:6], ("ready", "raw"), strict=True):
+            tensors = {i.name for i in spec.gates(mode) if i.shape} if mode in spec.modes else set()
+            assert set(cell.replace(" ", "").split(",")) - {""} == tensors, (name, mode)
+        assert bool(cells[6]) == bool(spec.skip), name
+        defaults = rows[name][1]
+        norms = ", ".join(spec.normed) if spec.qk_l2norm else "none"
+        scale = "dk^-0.5" if spec.scale == "rsqrt_dk" else "1"
+        assert f"| {norms} | {scale} |" in defaults, name
+        assert ("triton" in defaults) == spec.kernels, name
 
 
 def test_unknown_families() -> None:

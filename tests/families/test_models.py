@@ -12,7 +12,7 @@ from bole_testing.families import family_inputs
 
 from bole_codegen.presets import ModelPreset, load_presets
 from bole_runtime import commit, set_backend, verify
-from bole_runtime.families import get_family, lightning_log_decay
+from bole_runtime.families import get_family, lightning_log_decay, retention_log_decay
 
 FP32 = Setup(verify, commit, torch.device("cpu"), torch.bfloat16, torch.float32, "lossless")
 PRESETS = load_presets()
@@ -91,6 +91,11 @@ def test_a_whole_layer(name: str) -> None:
 def test_mamba1_is_refused_by_name(name: str) -> None:
     with pytest.raises(ValueError, match="'mamba1' is outside the supported form: its decay depends on channel and"):
         get_family(PRESETS[name].family)
+
+
+def test_retention_log_decay() -> None:
+    decay = retention_log_decay(3)
+    assert decay.exp().tolist() == pytest.approx([1 - 2**-5, 1 - 2**-6, 1 - 2**-7], rel=1e-15)
 
 
 def test_lightning_log_decay() -> None:

@@ -9,7 +9,6 @@
 import triton
 import triton.language as tl
 
-WIDTH = tl.constexpr(3)  # taps
 LENGTH = tl.constexpr(3)  # inputs that the state keeps
 BC = tl.constexpr(256)  # channels of a program
 NB = tl.constexpr(16)  # nodes of a program
@@ -24,7 +23,7 @@ NB = tl.constexpr(16)  # nodes of a program
 "slots_ptr", "parents_ptr", "depths_ptr", "offsets_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_28415697(
+def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_652601a7(
     x_ptr,
     weight_ptr,
     bias_ptr,
@@ -42,6 +41,7 @@ def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_28415697(
     stride_ps,
     stride_pn,
     nodes,
+    node_blocks,
     channels,
     slot_count,
     stride_xb,
@@ -66,10 +66,8 @@ def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_28415697(
     the oldest tap to the newest, in fp32.
     """
     pid = tl.program_id(0)
-    node_blocks = tl.cdiv(nodes, NB)
-    channel_blocks = tl.cdiv(channels, BC)
-    b = pid // (node_blocks * channel_blocks)
-    c = (pid // node_blocks) % channel_blocks * BC + tl.arange(0, BC)
+    b = pid // node_blocks
+    c = tl.program_id(1) * BC + tl.arange(0, BC)
     in_c = c < channels
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
@@ -99,39 +97,36 @@ def tree_conv_w3l3_bf16_sfp32_bias_dynamic_pending_28415697(
     up1 = tl.load(parents_ptr + tree_rows + up0, mask=level >= 1, other=0)
     up2 = tl.load(parents_ptr + tree_rows + up1, mask=level >= 2, other=0)
     depth = tl.where(slot >= 0, level, -1)
-    # Only blocks with nodes near a root need what is above it.
-    shallow = tl.min(tl.where(depth >= 0, depth, WIDTH), axis=0)
-    near = in_c & (shallow < 2)
+    has_above = in_c & (slot >= 0)
     old = LENGTH - 1 + plength
-    above1 = tl.load(state_rows + c * stride_sc + old * stride_sl, mask=near & (plength < 1), other=0.0).to(tl.float32)
+    above1 = tl.load(state_rows + c * stride_sc + old * stride_sl, mask=has_above & (plength < 1), other=0.0).to(tl.float32)
     ring = (pstart + plength + (pcapacity - 1 % pcapacity)) % pcapacity
-    above1 += tl.load(ring_rows + ring * stride_pn + c, mask=near & (plength >= 1), other=0.0).to(tl.float32)
-    near = in_c & (shallow < 1)
+    above1 += tl.load(ring_rows + ring * stride_pn + c, mask=has_above & (plength >= 1), other=0.0).to(tl.float32)
     old = LENGTH - 2 + plength
-    above2 = tl.load(state_rows + c * stride_sc + old * stride_sl, mask=near & (plength < 2), other=0.0).to(tl.float32)
+    above2 = tl.load(state_rows + c * stride_sc + old * stride_sl, mask=has_above & (plength < 2), other=0.0).to(tl.float32)
     ring = (pstart + plength + (pcapacity - 2 % pcapacity)) % pcapacity
-    above2 += tl.load(ring_rows + ring * stride_pn + c, mask=near & (plength >= 2), other=0.0).to(tl.float32)
+    above2 += tl.load(ring_rows + ring * stride_pn + c, mask=has_above & (plength >= 2), other=0.0).to(tl.float32)
     bias = tl.load(bias_ptr + c * stride_biasc, mask=in_c, other=0.0).to(tl.float32)
     y = tl.zeros([NB, BC], dtype=tl.float32) + bias[None, :]
     weight_rows = weight_ptr + b64 * stride_wb + (start + node) * stride_wn
     live = (depth >= 0)[:, None] & in_c[None, :]
-    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 0 * stride_wt, mask=live, other=0.0).to(tl.float32)
     x = tl.load(x_rows + up2.to(tl.int64)[:, None] * stride_xn + c[None, :], mask=(depth >= 2)[:, None] & in_c[None, :], other=0.0)
     x = x.to(tl.float32)
     x = tl.where((depth == 0)[:, None], above2[None, :], x)
     x = tl.where((depth == 1)[:, None], above1[None, :], x)
-    y += w * x
-    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 1 * stride_wt, mask=live, other=0.0).to(tl.float32)
+    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 0 * stride_wt, mask=live, other=0.0)
+    y += w.to(tl.float32) * x
     x = tl.load(x_rows + up1.to(tl.int64)[:, None] * stride_xn + c[None, :], mask=(depth >= 1)[:, None] & in_c[None, :], other=0.0)
     x = x.to(tl.float32)
     x = tl.where((depth == 0)[:, None], above1[None, :], x)
-    y += w * x
-    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 2 * stride_wt, mask=live, other=0.0).to(tl.float32)
+    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 1 * stride_wt, mask=live, other=0.0)
+    y += w.to(tl.float32) * x
     x = tl.load(x_rows + up0.to(tl.int64)[:, None] * stride_xn + c[None, :], mask=(depth >= 0)[:, None] & in_c[None, :], other=0.0)
     if capture_ptr is not None:
         tl.store(capture_ptr + b64 * stride_cb + (start + node)[:, None] * stride_cn + c[None, :], x, mask=wanted)
     x = x.to(tl.float32)
-    y += w * x
+    w = tl.load(weight_rows[:, None] + (c * stride_wc)[None, :] + 2 * stride_wt, mask=live, other=0.0)
+    y += w.to(tl.float32) * x
     y = tl.where((depth >= 0)[:, None], y, 0.0)
     out_rows = out_ptr + b64 * stride_ob + (start + node)[:, None] * stride_on
     tl.store(out_rows + c[None, :], y.to(out_ptr.dtype.element_ty), mask=wanted)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import random
+from dataclasses import replace
 
 import pytest
 import torch
@@ -48,7 +49,9 @@ def test_random() -> None:
               suppress_health_check=list(HealthCheck))  # fmt: skip
     @given(conv_draws(max_nodes=130, max_batch=4, max_channels=300))
     def body(draw: ConvDraw) -> None:
-        run_conv_draw(draw, "cuda", BF16, BF16)
+        # Few kernels: each costs a second or two to compile.
+        few = {"width": 4, "extra": 0, "dynamic": False, "capture": False, "silu": draw.bias}
+        run_conv_draw(replace(draw, **few), "cuda", BF16, BF16)
 
     body()
 

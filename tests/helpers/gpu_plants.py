@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import os
+import signal
 from typing import Any
 
 import torch
 
+from bole_codegen.search import case as case_module
 from bole_codegen.search.gpu_bench import GpuBench, classify
-from bole_codegen.search.results import CandidateError, Screened
+from bole_codegen.search.results import CandidateError
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 
 
 class PlantedBench(GpuBench):
-    """Screens as told by ``plant``, an illegal access or a kernel that never ends; honestly otherwise."""
+    """Checks as told by ``plant``: an illegal access, a kernel that never ends and the like; honestly otherwise."""
 
     def __init__(self, plant: dict[str, str], **options: Any) -> None:
         super().__init__(**options)
         self._plant = plant
 
-    def screen(self, problem: Problem, config: Config) -> Screened:
+    def gate(self, problem: Problem, config: Config) -> float:
         how = self._plant.get(str(config))
         if how == "illegal":
             try:
@@ -28,9 +31,45 @@ class PlantedBench(GpuBench):
                 torch.cuda.synchronize()
             except Exception as error:
                 raise classify(error) from error
-        if how == "hang":
+        elif how == "hang":
             torch.cuda._sleep(1 << 50)
             torch.cuda.synchronize()
-        if how == "wrong":
-            raise CandidateError("wrong", "planted")
-        return super().screen(problem, config)
+        elif how == "crash":
+            os.kill(os.getpid(), signal.SIGSEGV)
+        elif how is not None:
+            raise CandidateError(how, "planted", fatal=how == "bounds")
+        return super().gate(problem, config)
+
+
+class CorruptedBench(GpuBench):
+    """Runs the kernel, then corrupts what it wrote as told by ``plant``, so that the check itself has to see it."""
+
+    def __init__(self, plant: dict[str, str], **options: Any) -> None:
+        super().__init__(**options)
+        self._plant = plant
+        self._calls = 0
+
+    def gate(self, problem: Problem, config: Config) -> float:
+        how = self._plant.get(str(config))
+        real = case_module.verify
+
+        def verify(*args: Any, **options: Any) -> Any:
+            result = real(*args, **options)
+            out, self._calls = options["out"], self._calls + 1
+            if how == "wrong":
+                out[..., -1] *= 1.5
+            elif how == "nan":
+                out[2, 3, 1, -1] = float("nan")
+            elif how == "bounds":
+                torch.as_strided(out, (1,), (1,), out.storage_offset() + out.numel() + 5).fill_(1.0)
+            elif how == "canary":
+                options["state"][6, 0, 0, 0] = 1.0
+            elif how == "races":
+                out[0, 0, 0, 0] += self._calls
+            return result
+
+        case_module.verify = verify
+        try:
+            return super().gate(problem, config)
+        finally:
+            case_module.verify = real

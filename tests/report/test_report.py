@@ -53,11 +53,43 @@ def test_the_report_is_self_contained_and_escaped(result: Any, tmp_path: Path) -
     assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
     assert not re.search(r"(?:src|href)\s*=\s*[\"'](?!#)", text)
     assert "url(http" not in text
-    assert text.count("<svg") == 3
+    assert text.count("<svg") == 4
+    assert "Parameters" in text
     assert "gave wrong numbers" in text
     assert "Nothing ran" not in text
     ids = re.findall(r'<clipPath id="([^"]+)"', text)
     assert len(ids) == len(set(ids))
+
+
+def test_importances_find_what_the_times_depend_on(result: Any) -> None:
+    from bole_codegen.report.importance import importances
+
+    (ranked,) = importances(result.searches).values()
+    found = dict(ranked)
+    assert next(iter(found)) == "BV"
+    assert found["BV"] > 0.4 > found.get("MODE", 0.0)
+
+
+def test_where_the_time_went_is_told(result: Any) -> None:
+    from bole_codegen.report import offline_line
+    from bole_codegen.search.ledger import Ledger, describe
+
+    ledger = Ledger(workers={"compile": 2})
+    for phase, seconds in (("compile", 6.0), ("time", 1.5)):
+        ledger.enter(phase)
+        ledger.leave(phase, seconds)
+    report = ledger.report(4.0)
+    assert report["compile_workers_busy"] == 0.75
+    assert report["device_idle"] == 4.0
+    text = describe(report)
+    assert "compiling 6.0 s, timing candidates 1.5 s" in text
+    assert "device idle 4.0 s" in text
+    result.spent = report
+    try:
+        assert "timing candidates" in render_report(result, gpus.get("h200"), "measured", {}, 4000.0)
+    finally:
+        result.spent = {}
+    assert "replaces it in 3" in offline_line(result.entries)
 
 
 def test_an_empty_run_still_has_a_report() -> None:
@@ -84,7 +116,7 @@ def test_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
     shown.finished(target, 5.0, 6.0)
     shown.end()
     text = stream.getvalue()
-    assert "2 buckets were finished by an earlier run" in text
+    assert "2 buckets finished by an earlier run" in text
     assert "2 of up to 10 candidates" in text
     assert "1 failed" in text
     assert "last improvement 5.00 us verify fast n16 w32 fused" in text

@@ -84,6 +84,26 @@ def test_greedy_is_the_plain_walk(forest: Any, packed: bool, data: Any) -> None:
         assert by_logits.target[b].tolist() == [starts[b] + j for j in range(len(path))] + pad
 
 
+def test_a_path_follows_parents_not_indices() -> None:
+    # Nothing accepted of a padding row, the root alone, and node 4 by 0, 2, 4.
+    parents = torch.tensor([[-2] * 5, [-1, 0, 0, 1, 2], [-1, 0, 0, 1, 2]])
+    tokens = torch.arange(5).expand(3, -1)
+    said = torch.tensor([[0] * 5, [9] * 5, [2, 9, 4, 9, 9]])
+    got = accept_predicted(said, tokens, TreeBatch.from_parents(parents))
+    assert got.accepted.tolist() == [-1, 0, 4]
+    assert got.path[:, :3].tolist() == [[-1, -1, -1], [0, -1, -1], [0, 2, 4]]
+    assert got.tokens[:, :3].tolist() == [[-1, -1, -1], [9, -1, -1], [2, 4, 9]]
+
+
+def test_a_topology_changed_in_place_takes_effect() -> None:
+    tree = TreeBatch.from_parents(torch.tensor([[-1, 0, 1, 2]]))
+    out = Acceptance.empty(tree)
+    tokens, said = torch.tensor([[0, 1, 2, 3]]), torch.tensor([[1, 2, 3, 4]])
+    for parents, path in (([-1, 0, 1, 2], [0, 1, 2, 3]), ([-1, 0, 0, 0], [0, 1, -1, -1]), ([-2] * 4, [-1] * 4)):
+        tree.update_(torch.tensor([parents]))
+        assert accept_predicted(said, tokens, tree, out=out).path.tolist() == [path]
+
+
 def test_greedy_ties_go_to_the_lowest_id_and_to_the_first_child() -> None:
     tree = TreeBatch.from_parents(torch.tensor([[-1, 0, 0, 0]]))
     logits = torch.tensor([1.0, 3.0, 3.0, 0.0]).expand(1, 4, 4)

@@ -13,7 +13,7 @@ import pytest
 import torch
 
 from bole_runtime import SamplingParams, TreeBatch, accept
-from bole_runtime.sampling import target_probs
+from bole_runtime.sampling import draw, target_probs
 
 SIZE, BATCH = 6, 120_000
 TREES = {"chain": [-1, 0, 1], "tree": [-1, 0, 0, 0, 1, 1, 2, 3], "star": [-1, 0, 0, 0, 0, 0]}
@@ -133,6 +133,12 @@ def test_target_probs_is_the_definition() -> None:
         wanted = torch.tensor([expected(row, **options) for row in rows.tolist()])
         assert (made - wanted).abs().max() < 1e-6
     assert target_probs(rows, SamplingParams(len(rows), temperature=0.0)).amax(-1).eq(1).all()
+
+
+def test_a_draw_on_the_edge_goes_to_the_next_token() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 1.0]]).expand(4, -1)
+    numbers = torch.tensor([0.0, 0.49, 0.5, 1 - 2**-24])
+    assert draw(weights, numbers).tolist() == [1, 1, 3, 3]
 
 
 def test_ties_at_the_cut_are_kept() -> None:

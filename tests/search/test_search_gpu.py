@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from typing import Any
 
 import pytest
 
+from bole_codegen.render import render
 from bole_codegen.search import evaluators
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.results import Failed, Screened, Timed
@@ -48,8 +50,8 @@ def test_a_default_is_checked_and_timed(target: Target) -> None:
     record = _record()
     bench = GpuBench(0, 0, record.l2_bytes)
     config = default_config(target.problem, record.limits())
-    screened = bench.screen(target.kernels, config)
-    assert screened.error is not None
+    assert bench.gate(target.kernels, config) < 1e-2
+    assert bench.check(target.kernels, config) < 1e-5
     quick = bench.quick(target, config)
     (final,) = bench.finals(target, [config], 10)
     assert isinstance(final, Timed)
@@ -58,25 +60,91 @@ def test_a_default_is_checked_and_timed(target: Target) -> None:
     assert quick.median_us == pytest.approx(final.median_us, rel=0.5)
 
 
+def _evaluator(record: Any, factory: str, plant: dict[str, str]) -> MeasuredEvaluator:
+    evaluator = MeasuredEvaluator(record, render, factory=f"gpu_plants:{factory}")
+    for options in evaluator._checkers._options:
+        options["plant"] = plant
+    for timer in evaluator._timers:
+        timer._options[0]["plant"] = plant
+    return evaluator
+
+
+def _screen(evaluator: MeasuredEvaluator, jobs: list[Any]) -> list[str]:
+    async def every() -> list[Any]:
+        return list(await asyncio.gather(*(evaluator.screen(p, c, True) for p, c in jobs)))
+
+    try:
+        return [r.kind if isinstance(r, Failed) else "ok" for r in asyncio.run(every())]
+    finally:
+        evaluator.close()
+
+
 def test_candidates_that_break_the_device_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_runtime.kernels.variants import all_variants
 
-    monkeypatch.setattr(evaluators, "SCREEN_LIMIT", 60.0)
+    monkeypatch.setattr(evaluators, "CHECK_LIMIT", 25.0)
     record = _record()
     (target,) = _targets(ops=["commit"])
-    variant = all_variants("commit")[0]
-    configs = list(variant.enumerate(target.problem, record.limits()))[:4]
-    plant = {str(configs[0]): "illegal", str(configs[1]): "hang", str(configs[2]): "wrong"}
-    evaluator = MeasuredEvaluator(record, workers=1, factory="gpu_plants:PlantedBench")
-    evaluator._screeners._options["plant"] = plant
-    found: dict[int, Any] = {}
-    try:
-        evaluator.screen([(target.kernels, c) for c in configs], found.__setitem__, lambda: False)
-    finally:
-        evaluator.close()
-    assert [r.kind if isinstance(r, Failed) else "ok" for _, r in sorted(found.items())][:3] == [
-        "illegal",
-        "hang",
-        "wrong",
-    ]
-    assert isinstance(found[3], Screened)
+    configs = list(all_variants("commit")[0].enumerate(target.problem, record.limits()))[:6]
+    kinds = ["illegal", "hang", "wrong", "crash", "bounds"]
+    plant = {str(c): k for c, k in zip(configs, kinds, strict=False)}
+    found = _screen(_evaluator(record, "PlantedBench", plant), [(target.kernels, c) for c in configs])
+    assert found == [*kinds, "ok"]
+
+
+def test_the_check_sees_what_a_kernel_does_wrong() -> None:
+    from bole_runtime.kernels.variants import get_variant
+
+    record = _record()
+    (target,) = _targets(ops=["verify"])
+    configs = list(get_variant("verify", "fused").enumerate(target.problem, record.limits()))[:6]
+    kinds = ["wrong", "nan", "bounds", "canary", "races"]
+    plant = {str(c): k for c, k in zip(configs, kinds, strict=False)}
+    found = _screen(_evaluator(record, "CorruptedBench", plant), [(target.kernels, c) for c in configs])
+    assert found == ["wrong", "nan", "bounds", "bounds", "races", "ok"]
+
+
+def test_a_launch_finds_the_kernels_that_were_compiled_without_the_device(tmp_path: Any, monkeypatch: Any) -> None:
+    """If a launch compiled them again, the timing process would compile one after the other."""
+    from bole_runtime.kernels.default import default_config
+
+    monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
+    record = _record()
+    for target in _targets(precisions=["fast", "lossless"]):
+        config = default_config(target.problem, record.limits())
+        evaluator = MeasuredEvaluator(record, render)
+
+        async def cubins(target: Any = target, config: Any = config, evaluator: Any = evaluator) -> list[int]:
+            counts = []
+            await evaluator._compiler.candidate(target.kernels, config)
+            await evaluator._compiler.candidate(target.kernels, config, wide=True)
+            counts.append(len(list(tmp_path.glob("*/*.cubin"))))
+            for call in (evaluator.screen(target.kernels, config), evaluator.confirm(target.kernels, config)):
+                assert isinstance(await call, Screened)
+            await evaluator.quick(target, config, 0)
+            counts.append(len(list(tmp_path.glob("*/*.cubin"))))
+            return counts
+
+        try:
+            before, after = asyncio.run(cubins())
+        finally:
+            evaluator.close()
+        assert before == after
+
+
+def test_a_search_of_one_bucket_says_where_its_time_went(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:
+    import json
+
+    from bole_codegen import cli
+
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "cache"))
+    record = _record()
+    line = f"--gpu {record.key} --hk 16 --hv 32 --dk 128 --dv 128 --nodes 16 --batch 8 --precision lossless --json"
+    status = cli.main([*line.split(), "--effort", "quick", "--time-budget", "120", "--out", str(tmp_path / "out")])
+    data = json.loads(capsys.readouterr().out)
+    assert status == 0
+    assert {e["label"] for e in data["entries"]} == {"measured"}
+    assert all(e["median_us"] <= e["default_us"] for e in data["entries"] if e["default_us"] is not None)
+    print(data["where_the_time_went"])
+    assert data["where_the_time_went"]["device_busy"] > 0
+    assert cli.main(["--gpu", record.key, "--verify", "--out", str(tmp_path / "out")]) == 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import gc
 from typing import Any
 
@@ -9,7 +10,7 @@ import pytest
 import torch
 from bole_testing.serving import LAYERS
 
-from bole_runtime import LayerGeometry, StateManager, TreeBatch, plan_memory
+from bole_runtime import LayerGeometry, StateManager, TreeBatch, get_family, plan_memory
 
 QWEN = LayerGeometry(16, 32, 128, 128, conv_width=4)
 
@@ -77,6 +78,17 @@ def test_a_deferred_chain_costs_a_ring_a_slot() -> None:
     deferred = plan_memory([QWEN], policy="deferred", pending=32, **sizes)
     assert deferred.chains - eager.chains == 8 * 32 * (2 * (16 * 128 + 32 * 128) + 2 * 4 * 32)
     assert deferred.states == eager.states
+
+
+def test_families_without_kernels_take_no_scratch_memory(monkeypatch: pytest.MonkeyPatch) -> None:
+    spec = get_family("rwkv7")
+    layer = LayerGeometry(4, 4, 16, 16, recurrence=dataclasses.replace(spec, kernels=False))
+    sizes: dict[str, Any] = {"slots": 64, "max_batch": 64, "max_nodes": 16}
+    assert plan_memory([layer], gpu="h200", **sizes).scratch == 0
+    manager = StateManager([layer], **sizes, batch_invariant=True, device="cpu")
+    monkeypatch.setattr("bole_runtime.state.kernels.backend_name", lambda device: "triton")
+    gates = dict.fromkeys(i.name for i in layer.spec.node_gates("ready"))
+    assert manager.kernels.of_verify(layer, gates, TreeBatch(2, 4), None) == (0, None)
 
 
 def test_scratch_memory_of_a_gpu() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -36,8 +37,8 @@ def rounds(count: int, sizes: dict[str, Any], layers: tuple[LayerGeometry, ...])
     return server
 
 
-def compare(count: int, layers: tuple[LayerGeometry, ...]) -> None:
-    servers = {name: rounds(count, sizes, layers) for name, sizes in POLICIES.items()}
+def compare(count: int, layers: tuple[LayerGeometry, ...], names: Sequence[str] = tuple(POLICIES)[:3]) -> None:
+    servers = {name: rounds(count, POLICIES[name], layers) for name in names}
     first = servers["eager"].manager.request
     for name, server in servers.items():
         assert server.accepted_tokens == servers["eager"].accepted_tokens > count
@@ -48,14 +49,14 @@ def compare(count: int, layers: tuple[LayerGeometry, ...]) -> None:
                 assert_same_bits(f"{name} against eager, convolution {n}", conv, want)
 
 
-def test_policies_agree_over_two_hundred_rounds() -> None:
-    compare(200, (ONE,))
+def test_policies_agree_over_a_hundred_rounds() -> None:
+    compare(100, (ONE,))
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 def test_policies_agree_over_a_thousand_rounds_of_three_layers() -> None:
-    compare(1000, LAYERS)
+    compare(1000, LAYERS, tuple(POLICIES))
 
 
 class Bench:

@@ -179,6 +179,8 @@ def test_rounds_refuse_what_is_out_of_order() -> None:
         rnd.verify(n, torch.ones(2, 4, heads, dk), torch.ones(2, 4, heads, dk), torch.ones(2, 4, 2, 8), gates=gates)
 
     accepted = torch.tensor([0, 0])
+    with pytest.raises(TypeError, match="gates: expected a mapping from gate names to tensors, got NoneType"):
+        rnd.verify(0, *[torch.ones(1)] * 3, gates=None)  # type: ignore[arg-type]
     for bad, error in ((2, ValueError), (-1, ValueError), ("0", TypeError), (True, TypeError)):
         with pytest.raises(error, match="layer: "):
             rnd.verify(bad, *[torch.ones(1)] * 3, gates=gates)  # type: ignore[arg-type]

@@ -28,6 +28,8 @@ def strides(prefix: str, dims: str, aligned: bool = False) -> tuple[Argument, ..
 
 #: A multiple of 16 like an aligned stride, so that masked loads of channels stay wide.
 CHANNELS = Argument("channels", "stride", aligned=True)
+#: Usually 1, which Triton folds: no division then.
+NODE_BLOCKS = Argument("node_blocks", "stride", unit=True)
 
 
 def pending_scalars(problem: ConvProblem) -> tuple[Argument, ...]:
@@ -54,6 +56,7 @@ def arguments(problem: ConvProblem) -> tuple[Argument, ...]:
         *pending_pointers(problem),
         *pending_scalars(problem),
         Argument("nodes", "int"),
+        NODE_BLOCKS,
         CHANNELS,
         Argument("slot_count", "int"),
         *strides("x", "bn", aligned=True),
@@ -113,7 +116,7 @@ def no_workspace(problem: ConvProblem, config: Config, batch: int, channels: int
 
 def grid(config: Config, nodes: int, batch: int, channels: int) -> tuple[int, ...]:
     """Launch grid: the blocks of nodes of a block of channels are neighbours, since they share inputs."""
-    return (batch * -(-channels // config["bc"]) * -(-nodes // config["nb"]),)
+    return batch * -(-nodes // config["nb"]), -(-channels // config["bc"])
 
 
 def _grids(problem: ConvProblem, config: Config, batch: int, channels: int) -> tuple[tuple[int, ...], ...]:
@@ -136,13 +139,17 @@ def _check(problem: ConvProblem, config: Config, gpu: GpuLimits) -> str | None:
 
 
 def _default(problem: ConvProblem, gpu: GpuLimits) -> Config:
-    """Wide rows and few nodes: as many programs as keep the device busy, 16 elements a thread at most."""
+    """Wide rows and as many nodes as leave the device enough programs.
+
+    What is loaded a channel (weights, what is above the roots) is shared by the nodes of a thread, so a thread takes 32
+    elements, fewer where wide convolutions would need too many registers.
+    """
     bc = min(256, max(32, problem.channels))
     nb = min(16, problem.nodes)
     blocks = problem.work * max(1, problem.channels // bc)
     while nb > 1 and blocks * -(-problem.nodes // nb) < _PROGRAMS * gpu.sms:
         nb //= 2
-    warps = max(1, min(8, nb * bc // 512))
+    warps = max(1, min(8, nb * bc // (1024 if problem.width <= 4 and not problem.dynamic else 512)))
     return TREE_CONV.config({"bc": bc, "nb": nb, "warps": warps})
 
 

@@ -11,7 +11,7 @@ import torch
 from hypothesis import strategies as st
 
 from bole_runtime import ConvFactors, ConvPending, TreeBatch, conv_commit, tree_conv
-from bole_runtime.conv import reference
+from bole_runtime.conv import prepare_conv_commit, reference
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.kernels import Config
 from bole_runtime.kernels.variants import get_variant
@@ -222,10 +222,13 @@ def run_conv_draw(
     wanted = [pool.clone() for pool in pools]
     for pool, part in zip(wanted, factors, strict=True):
         reference_commit(pool, slots, part, made.accepted)
-    single = len(pools) == 1
-    conv_commit(
-        pools[0] if single else pools, slots, factors[0] if single else factors, made.accepted,
-        variant=options.get("commit"),
-    )  # fmt: skip
+    if draw.seed % 3 == 0:
+        prepare_conv_commit(pools, factors, variant=options.get("commit"))(slots, made.accepted)
+    else:
+        single = len(pools) == 1
+        conv_commit(
+            pools[0] if single else pools, slots, factors[0] if single else factors, made.accepted,
+            variant=options.get("commit"),
+        )  # fmt: skip
     for pool, ref in zip(pools, wanted, strict=True):
         assert_same_bits("state", pool, ref)

@@ -244,3 +244,17 @@ def unchecked_indices_touch_nothing(device: Device) -> None:
     # A padding node, a live node of a padding row, a node beyond the tree, a negative one that is not -1.
     conv_commit(pool, slots, factors, indices([2, 1, 3, -7], device), validate=False)
     assert_same_bits("state", pool, before)
+
+
+@_case
+def weights_of_each_node_on_a_chain(device: Device) -> None:
+    # As Jet-Nemotron generates them: every token's window, oldest first, times weights of its own.
+    nodes, channels, width = 7, 6, 4
+    x, weight = normal(1, nodes, channels, device=device), normal(1, nodes, channels, width, device=device, seed=1)
+    pool = normal(1, channels, width, device=device, seed=2)  # one input more than is needed
+    tree, slots = TreeBatch.chain(1, nodes, device), indices([0], device)
+    out, factors = tree_conv(x, weight, state=pool, slots=slots, tree=tree)
+    windows = torch.cat((pool[0].T, x[0])).double().unfold(0, width, 1)[1:]
+    assert_close("output", out[0], torch.nn.functional.silu((windows * weight[0].double()).sum(-1)), BOUND)
+    conv_commit(pool, slots, factors, indices([nodes - 1], device))
+    assert_same_bits("state", pool[0].T, x[0, -width:])

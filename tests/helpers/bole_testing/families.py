@@ -101,7 +101,7 @@ def family_pending(
     return PendingChain(
         k.to(setup.in_dtype).to(setup.device),
         v.to(setup.in_dtype).to(setup.device),
-        {name: t.to(setup.device) for name, t in gates.items()},
+        {name: t.to(torch.promote_types(setup.in_dtype, t.dtype)).to(setup.device) for name, t in gates.items()},
         torch.tensor(list(lengths), dtype=torch.int32, device=setup.device),
         torch.tensor(list(starts), dtype=torch.int32, device=setup.device),
     )

@@ -121,6 +121,8 @@ def recording(gpu: str) -> Iterator[Recording]:
         for module in modules:
             stack.enter_context(mock.patch.object(module, "choose", choose))
         stack.enter_context(mock.patch("bole_runtime.api.get_backend", return_value=backend))
+        for module in ("commits", "operations"):
+            stack.enter_context(mock.patch(f"bole_runtime.state.{module}.get_backend", return_value=backend))
         stack.enter_context(mock.patch.object(knobs.runtime, "jit_cache_hook", hook))
         yield made
 

@@ -76,6 +76,8 @@ class Server:
         gates: draws the gates of a layer.
         state_bound: relative error allowed for a state after any number of rounds.
         output_bound: relative error allowed for an output; None: outputs are not compared.
+        parameters: per-head gate inputs, the same for every layer.
+        device: of the manager; the oracle stays on the CPU.
         **sizes: of the manager.
     """
 
@@ -88,12 +90,14 @@ class Server:
         state_bound: float = 2e-6,
         output_bound: float | None = 1e-5,
         parameters: Mapping[str, torch.Tensor] | None = None,
+        device: str = "cpu",
         **sizes: Any,
     ) -> None:
         self.rng = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
         given = {"slots": 6, "max_batch": 4, "max_nodes": 7, "max_total": 24, "dtype": torch.float32, **sizes}
-        self.manager = StateManager(list(layers), **given)
+        self.device = torch.device(device)
+        self.manager = StateManager(list(layers), device=device, **given)
         self.oracle = Oracle(self.manager)
         self.gates, self.parameters = gates, parameters or {}
         self.state_bound, self.output_bound = state_bound, output_bound
@@ -106,11 +110,14 @@ class Server:
     def _make_rounds(self) -> list[Round]:
         config = self.manager.config
         trees = [
-            TreeBatch(config.max_batch, config.max_nodes, max_total=config.max_total),
-            TreeBatch(min(2, config.max_batch), min(5, config.max_nodes)),
-            TreeBatch(1, config.max_nodes, max_total=min(config.max_nodes + 2, config.max_total)),
-        ]
-        return [self.manager.round(t, torch.full((t.max_batch,), -1, dtype=torch.int32)) for t in trees]
+            TreeBatch(config.max_batch, config.max_nodes, max_total=config.max_total, device=self.device),
+            TreeBatch(min(2, config.max_batch), min(5, config.max_nodes), device=self.device),
+            TreeBatch(
+                1, config.max_nodes, max_total=min(config.max_nodes + 2, config.max_total), device=self.device
+            ),
+        ]  # fmt: skip
+        slots = [torch.full((t.max_batch,), -1, dtype=torch.int32, device=self.device) for t in trees]
+        return [self.manager.round(t, s) for t, s in zip(trees, slots, strict=True)]
 
     def normal(self, *shape: int) -> torch.Tensor:
         """Draw fp32 numbers."""
@@ -179,12 +186,12 @@ class Server:
         for n in layers:
             inputs[n] = self._convolve(made, n)
             factors[n] = self._verify(made, n)
-        live = made.tree.rows()[1].tolist()
+        live = self._tree(made).rows()[1].tolist()
         choices = [[-1, *(i for i, on in enumerate(row) if on)] for row in live]
         accepted = torch.tensor(
             [self.rng.choice(c) for c in choices], dtype=self.rng.choice([torch.int32, torch.int64])
         )
-        made.commit(accepted)
+        made.commit(self._there(accepted))
         self._advance(made, factors, inputs, accepted)
 
     # What a round is made of
@@ -202,20 +209,33 @@ class Server:
         if tree.is_packed:
             flat = [p for row in rows for p in row]
             ends = [sum(sizes[:i]) for i in range(len(sizes) + 1)]
-            tree.update_(torch.tensor(flat + [-2] * (tree.max_total - len(flat))), torch.tensor(ends))
+            flat += [-2] * (tree.max_total - len(flat))
+            tree.update_(self._there(torch.tensor(flat)), self._there(torch.tensor(ends)))
         else:
-            tree.update_(torch.tensor([row + [-2] * (tree.max_nodes - len(row)) for row in rows]))
+            tree.update_(self._there(torch.tensor([row + [-2] * (tree.max_nodes - len(row)) for row in rows])))
         used = sorted(self.manager.used_slots)
         chosen = rng.sample(used, min(len(used), rng.randint(1, tree.max_batch)))
         chosen += [-1] * (tree.max_batch - len(chosen))
         rng.shuffle(chosen)
         made.slots.copy_(torch.tensor(chosen))
 
+    def _there(self, tensor: torch.Tensor) -> torch.Tensor:
+        return tensor.to(self.device)
+
+    def _tree(self, made: Round) -> TreeBatch:
+        """The tree of a round on the CPU, where the oracle is."""
+        tree = made.tree
+        if self.device.type == "cpu":
+            return tree
+        if tree.offsets is None:
+            return TreeBatch.from_parents(tree.parents.cpu())
+        return TreeBatch.from_packed(tree.parents.cpu(), tree.offsets.cpu(), tree.max_nodes)
+
     def _dead(self, made: Round) -> torch.Tensor:
         """Rows that nothing may depend on."""
-        rows, live = made.tree.rows()
+        rows, live = self._tree(made).rows()
         dead = torch.ones(made.tree.max_total, dtype=torch.bool)
-        dead[rows[live & (made.slots >= 0).unsqueeze(1)]] = False
+        dead[rows[live & (made.slots.cpu() >= 0).unsqueeze(1)]] = False
         return dead.reshape(made.tree.lead)
 
     def _convolve(self, made: Round, n: int) -> torch.Tensor | None:
@@ -223,7 +243,7 @@ class Server:
             return None
         x = self.normal(*made.tree.lead, self.manager.config.layers[n].channels)
         x[self._dead(made)] = float("nan")
-        made.conv(n, x, self.weights[n])
+        made.conv(n, self._there(x), self._there(self.weights[n]))
         return x
 
     def _verify(self, made: Round, n: int) -> Factors:
@@ -234,15 +254,21 @@ class Server:
         dead = self._dead(made)
         for t in (q, k, v, *(t for name, t in gates.items() if name not in self.parameters)):
             t[dead] = float("nan")
-        out = made.verify(n, q, k, v, gates=gates)
+        there = {name: self._there(t) for name, t in gates.items()}
+        out = made.verify(n, *(self._there(t) for t in (q, k, v)), gates=there).cpu()
+        tree = self._tree(made)
         if self.output_bound is not None:
             exact = verify_sequential(
-                q, k, v, gates=gates, state=self.oracle.states[n], slots=made.slots, tree=made.tree,
+                q, k, v, gates=gates, state=self.oracle.states[n], slots=made.slots.cpu(), tree=tree,
                 recurrence=layer.spec,
             )  # fmt: skip
             assert_close(f"output of layer {n}", out[~dead], exact[~dead], self.output_bound)
         mode = next(m for m in layer.spec.modes if layer.spec.required[m] <= gates.keys())
-        return Factors(layer.spec, mode, k, v, dict(gates), 1.0, layer.spec.qk_l2norm, made.tree)
+        floats = {i.name: i.default for i in layer.spec.options(mode)}
+        scale = floats.pop("beta_scale", 1.0)
+        return Factors(
+            layer.spec, mode, k, v, dict(gates), scale, layer.spec.qk_l2norm, tree, options=floats
+        )  # fmt: skip
 
     def _advance(
         self,
@@ -251,19 +277,20 @@ class Server:
         inputs: Mapping[int, torch.Tensor | None],
         accepted: torch.Tensor,
     ) -> None:
-        rows = [(b, int(s), int(a)) for b, (s, a) in enumerate(zip(made.slots, accepted, strict=True)) if s >= 0 <= a]
+        tree, slots = self._tree(made), made.slots.cpu()
+        rows = [(b, int(s), int(a)) for b, (s, a) in enumerate(zip(slots, accepted, strict=True)) if s >= 0 <= a]
         for n, part in factors.items():
-            new = commit_sequential(self.oracle.states[n], made.slots, part, accepted)
+            new = commit_sequential(self.oracle.states[n], slots, part, accepted)
             x, conv = inputs[n], self.oracle.convs[n]
             for b, slot, node in rows:
                 self.oracle.states[n][slot] = new[b]
                 if x is None or conv is None:
                     continue
-                path = made.tree.path(b, node)
-                first = int(made.tree.offsets[b]) if made.tree.offsets is not None else 0
-                tokens = x[[first + i for i in path]] if made.tree.is_packed else x[b, path]
+                path = tree.path(b, node)
+                first = int(tree.offsets[b]) if tree.offsets is not None else 0
+                tokens = x[[first + i for i in path]] if tree.is_packed else x[b, path]
                 conv[slot] = torch.cat((conv[slot], tokens.double().T), 1)[:, -conv.shape[2] :]
-        self.accepted_tokens += sum(len(made.tree.path(b, node)) for b, _, node in rows)
+        self.accepted_tokens += sum(len(tree.path(b, node)) for b, _, node in rows)
 
     # Checks
 
@@ -272,18 +299,19 @@ class Server:
         used = sorted(self.manager.used_slots)
         if not used:
             return
-        index, request = torch.tensor(used), self.manager.request
+        index, request = torch.tensor(used, device=self.device), self.manager.request
         for n, layer in enumerate(self.manager.config.layers):
             states = request.pools[n][index].double()
-            if request.chains:
+            mode = layer.spec.kept_mode(layer.gate_mode)
+            if request.chains and request.contexts[n].serves(layer.spec, mode):
                 chain, known = request.chains[n], request.contexts[n]
                 states = flush_sequential(
                     request.pools[n], index, chain, recurrence=layer.spec, gates={**known.parameters, **known.floats}
                 )
-            assert_close(f"state of layer {n}", states, self.oracle.states[n][index], self.state_bound)
+            assert_close(f"state of layer {n}", states.cpu(), self.oracle.states[n][used], self.state_bound)
             conv, exact = request.conv_pools[n], self.oracle.convs[n]
             if conv is not None and exact is not None:
-                assert_close(f"convolution state of layer {n}", conv[index], exact[index], 1e-12)
+                assert_close(f"convolution state of layer {n}", conv[index].cpu(), exact[used], 1e-12)
 
     def step(self) -> None:
         """Do one random operation and compare."""

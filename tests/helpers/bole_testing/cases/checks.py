@@ -30,8 +30,8 @@ def check_verify(
     """
     before = inputs.state.clone()
     out, factors = setup.verify(
-        inputs.q, inputs.k, inputs.v, precision=setup.precision, out_dtype=torch.float32, factors=capture,
-        **inputs.arguments,
+        inputs.q, inputs.k, inputs.v, precision=setup.precision, factors=capture,
+        out_dtype=torch.promote_types(setup.in_dtype, torch.float32), **inputs.arguments,
     )  # fmt: skip
     if capture is not None:
         check_captured(inputs, factors)

@@ -1,0 +1,134 @@
+"""What ``bole-tune`` does with tables that exist: show, compare, explain, recheck, reproduce."""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from bole_codegen.tables.diff import changes_json, describe_changes, diff_entries, read_entries
+from bole_codegen.tables.explain import explain
+from bole_codegen.tables.keys import parse_key
+from bole_codegen.tables.reproduce import reproduce
+from bole_codegen.tables.show import find_tables, show_tables
+from bole_codegen.tables.stale import stale_entries
+from bole_codegen.tables.verify import Verdict, target_of, verify_entries
+from bole_runtime import gpus
+from bole_runtime.gpus import GpuRecord
+from bole_runtime.kernels.default import default_config
+from bole_runtime.kernels.space import Config
+from bole_runtime.kernels.variants import all_variants
+from bole_runtime.tables.load import CheckedEntry, load_table
+from bole_runtime.tables.lookup import tuned_roots
+
+#: Names of the options, of which one run does one.
+ACTIONS = ("show", "diff", "explain", "reproduce", "verify", "stale")
+
+
+def chosen(args: argparse.Namespace) -> str | None:
+    """Return the action asked for, None for a search."""
+    return next((a for a in ACTIONS if getattr(args, a)), None)
+
+
+def diff(args: argparse.Namespace) -> int:
+    """Print what changed from one table or folder to another."""
+    old, new = (Path(p) for p in args.diff)
+    changes = diff_entries(read_entries(old), read_entries(new))
+    print(json.dumps(changes_json(changes), indent=2) if args.json else describe_changes(changes))
+    return 0
+
+
+def stale(args: argparse.Namespace) -> int:
+    """Print the entries tuned for another template, spec or schema; status 1 when there are any."""
+    records = [gpus.get(args.gpu)] if args.gpu else list(gpus.all_records())
+    found: list[dict[str, str]] = []
+    tables = 0
+    for record in records:
+        for path in find_tables(record, args.out):
+            tables += 1
+            try:
+                table = load_table(path, all_variants)
+            except ValueError as error:
+                found.append({"table": str(path), "key": "", "reason": str(error)})
+                continue
+            found += [{"table": str(path), "key": s.key, "reason": s.reason} for s in stale_entries(table)]
+    if args.json:
+        print(json.dumps({"tables": tables, "stale": found}, indent=2))
+    else:
+        for one in found:
+            print(f"{one['table']}: {one['key']}: {one['reason']}" if one["key"] else one["reason"])
+        print(f"{len(found)} stale entries in {tables} tables", file=sys.stderr)
+    return 1 if found else 0
+
+
+def show(args: argparse.Namespace, record: GpuRecord) -> int:
+    """Print the tables of a GPU."""
+    return show_tables(record, args.out, args.json)
+
+
+def explain_key(args: argparse.Namespace, record: GpuRecord) -> int:
+    """Print what a call of a bucket takes."""
+    problem = parse_key(args.explain)
+    lines = explain(record, problem, args.out)
+    print(json.dumps({"key": problem.key(), "gpu": record.key, "lines": lines}) if args.json else "\n".join(lines))
+    return 0
+
+
+def _entry(record: GpuRecord, out: Path, key: str) -> CheckedEntry | None:
+    for root in (out, *tuned_roots()):
+        for path in sorted((root / record.key).glob("*.json")):
+            for entry in load_table(path, all_variants).entries:
+                if entry.key == key:
+                    return entry
+    return None
+
+
+def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
+    """Print a script that runs the kernel of a table's entry, or the analytic default where there is none."""
+    from bole_codegen.search.bucket_inputs import layer_count
+
+    problem = parse_key(args.reproduce)
+    entry = _entry(record, args.out, problem.key())
+    config: Config = entry.config if entry is not None else default_config(problem, record.limits())
+    if entry is None:
+        print(f"bole-tune: no table has {problem.key()}; this runs the analytic default", file=sys.stderr)
+    # As many layers as fit into 24 GiB: the script should run where the table was not made.
+    layers = layer_count(target_of(problem), record.l2_bytes, 24 << 30)
+    measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
+    print(reproduce(problem, config, layers, measured, args.seed), end="")
+    return 0
+
+
+def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[], Any]) -> int:
+    """Check and time every entry of the tables of the GPU present; status 1 when one failed.
+
+    Args:
+        args: of the command line.
+        record: the GPU.
+        make: makes the evaluator.
+    """
+    entries = [e for path in find_tables(record, args.out) for e in load_table(path, all_variants).entries]
+    if not entries:
+        print(f"bole-tune: no table for {record.key} in {args.out} or shipped", file=sys.stderr)
+        return 1
+
+    def tell(verdict: Verdict) -> None:
+        if not args.quiet and not args.json:
+            print(f"{verdict.status:7} {verdict.key}: {verdict.message}", flush=True)
+
+    evaluator = make()
+    try:
+        verdicts = verify_entries(entries, evaluator, default_config, record.limits(), tell)
+    finally:
+        evaluator.close()
+    counts: dict[str, int] = {}
+    for verdict in verdicts:
+        counts[verdict.status] = counts.get(verdict.status, 0) + 1
+    if args.json:
+        print(json.dumps({"gpu": record.key, "counts": counts, "entries": [asdict(v) for v in verdicts]}, indent=2))
+    print(f"{len(verdicts)} entries: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())), file=sys.stderr)
+    return 1 if counts.get("failed") else 0

@@ -1,0 +1,40 @@
+"""Random operations on a StateManager on a GPU, compared with the float64 recurrence after each."""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+import pytest
+from bole_testing.serving import Server
+
+pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:bole")]
+
+POLICIES: dict[str, dict[str, Any]] = {
+    "eager": {"policy": "eager"},
+    "fused": {"policy": "fused"},
+    "deferred": {"policy": "deferred", "pending": 16},
+    "deferred, early flush": {"policy": "deferred", "pending": 24, "flush_at": 9},
+}
+
+
+def run(name: str, steps: int) -> None:
+    seed = int(os.environ["BOLE_SEED"])
+    server = Server(seed, device="cuda", state_bound=3e-6, **POLICIES[name])
+    for n in range(steps):
+        try:
+            server.step()
+        except Exception as error:
+            raise AssertionError(f"step {n} of BOLE_SEED={seed}, policy {name}: {error}") from error
+
+
+@pytest.mark.parametrize("name", POLICIES)
+def test_random_operations(name: str) -> None:
+    run(name, 60)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@pytest.mark.parametrize("name", POLICIES)
+def test_thousands_of_random_operations(name: str) -> None:
+    run(name, 3000)

@@ -1,0 +1,1 @@
+"""Parts of simulate_budget: cost models, acceptance, policies, report."""
