@@ -117,7 +117,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_71ae999d(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_8c2e45ec(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -189,7 +189,9 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_71ae999d(
     """One pass over a value tile of the committed state: o = q_weight (q S) + R (v - k_weight (k S))."""
     tl.extra.cuda.gdc_wait()
     # Three stages: where the next tile but one is, the next tile on its way, this tile.
-    for item in tl.range(tl.program_id(0), batch * heads * TILES, PROGRAMS, num_stages=3):
+    first_item = tl.program_id(0)
+    for ahead in tl.range(0, batch * heads * TILES - first_item, PROGRAMS, num_stages=3):
+        item = first_item + ahead
         pid = item // TILES
         tile = item % TILES
         b = pid // heads

@@ -23,7 +23,9 @@ SOLVE = Param("solve", ("tf32", "tf32x3", "fp16", "fp16x2"), "operands of the tr
 WARPS = Param("warps", (1, 2, 4, 8), "warps a program")
 STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 
-PROGRAMS = Param("programs", (0, 128, 256, 512), "programs that walk over heads and value tiles; 0: one program each")
+PROGRAMS = Param(
+    "programs", (0, 128, 256, 384, 512), "programs that walk over heads and value tiles; 0: one program each"
+)
 PREFETCH = Param("prefetch", (False, True), "ask for the state before anything else", ordered=False)
 
 #: Scratch buffers of the verify variants that use any.

@@ -70,7 +70,8 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     whole = rows <= 64
     block = rows if whole else 32
     tiles = problem.work * -(-problem.dv // bv)
-    programs = 512 if rows <= 32 else 256
+    # As many as a multiprocessor of 132 holds at a time, by registers and shared memory of these tiles.
+    programs = (512 if rows <= 32 else 256) if problem.precision == "fast" else (384 if rows <= 32 else 128)
     walk = tiles >= 2 * programs and c.power_of_two(problem.dk, 32) <= 256
     return TWO_STAGE.config(
         {

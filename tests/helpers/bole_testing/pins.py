@@ -63,6 +63,10 @@ class Pin:
             if changes.get("row_block", rows) < rows:
                 # The default is for all rows in one block.
                 changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", **changes}
+            if changes.get("solve") in ("fp32", "fp16"):
+                # For either profile: operands of fp32's range, or fp16 terms.
+                normalised = changes["solve"] == "fp16"
+                changes["solve"] = solves(problem.precision, normalised)[-1]
             for values in (changes, {}):
                 config = variant.config({**plain.as_dict(), **values})
                 reason = variant.reason(problem, config, limits)
