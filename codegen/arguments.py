@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from bole_codegen.presets import get_preset, load_presets
-from bole_codegen.search.driver import Options
+from bole_codegen.search.outcome import Options
 from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
 from bole_runtime import __version__
 from bole_runtime.families import KERNEL_FAMILIES, get_family

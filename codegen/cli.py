@@ -18,11 +18,12 @@ from bole_codegen.arguments import UsageError, make_parser, options_of, targets_
 from bole_codegen.measure.others import clocks_line, warn_of_others
 from bole_codegen.render import render
 from bole_codegen.report import as_json, failures_line, make_progress, offline_line, results_table, write_report
-from bole_codegen.search.driver import WRITE_UP, RunResult
+from bole_codegen.search.deadline import WRITE_UP
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
 from bole_codegen.search.ledger import describe
 from bole_codegen.search.offline import OfflineEvaluator
+from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.pool import WorkerStartError
 from bole_codegen.search.quality import closeness_json, compare
 from bole_codegen.search.session import Session

@@ -15,6 +15,9 @@ import sys
 import time
 from pathlib import Path
 
+# Last on the path, so that an installed package wins: a checkout that was not installed, under the import names.
+sys.path.append(str(Path(__file__).resolve().parent / "typing"))
+
 from budget_sim.acceptance import Recorded, Synthetic
 from budget_sim.cost import model_table
 from budget_sim.policies import Settings, Simulation

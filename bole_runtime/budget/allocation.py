@@ -96,6 +96,8 @@ def allocate(parents: torch.Tensor, scores: torch.Tensor, budget: int | torch.Te
     only after its parent (ties: lower request, then lower index). Nodes with score 0 are left out. Shapes are fixed and
     nothing is read back: a CUDA graph can hold it, and the budget may be a tensor that changes between replays.
 
+    What is kept depends on the drafted tokens, so accept it with ``greedy`` or ``sample``, not with ``rejection``.
+
     Args:
         parents: int32 or int64 [B, C], candidates of each request (e.g. of :class:`~bole_runtime.tree.TopKDraft`).
         scores: fp32 [B, C], probability that a node is accepted; see :func:`reach`.

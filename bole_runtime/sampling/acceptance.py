@@ -56,7 +56,8 @@ def accept(
     - ``rejection``: for children drawn from a draft distribution without replacement, in index order. Each child is
       accepted with probability min(1, p / q); after a rejection p becomes the residual norm(max(p - q, 0)) and q loses
       the token. If all are rejected a token of the residual is emitted. Accepts more than ``sample`` where the draft is
-      random.
+      random. The shape of the tree must not depend on the tokens drawn: nodes kept because their tokens are probable
+      are no draws from the draft any more, and only ``greedy`` and ``sample`` stay lossless with them.
 
     Random numbers come from ``seeds`` and the position of the token that is decided, never from the batch. Nothing
     reads the device, shapes are fixed: a CUDA graph can hold the call. A row of logits that cannot be used is reported

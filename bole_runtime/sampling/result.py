@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 STATUS_LOGITS, STATUS_DRAFT, STATUS_TOKEN = 1, 2, 4
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Acceptance:
     """The outcome of a round, on the device. D = ``tree.max_depth``; requests without a live node hold -1 and 0.
 

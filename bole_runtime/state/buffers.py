@@ -5,6 +5,8 @@ And lifetime of a layer's call: scratch memory that every layer uses after the o
 
 from __future__ import annotations
 
+from typing import NamedTuple
+
 import torch
 
 from bole_runtime.conv import ConvFactors
@@ -14,55 +16,48 @@ from bole_runtime.state.geometry import LayerGeometry
 from bole_runtime.state.layout import token_layout
 from bole_runtime.tree import TreeBatch
 
-#: Rows are rounded up to this, so that every layer's buffers start at 16-byte addresses.
-_ROWS = 16
 
+class _LayerBuffers(NamedTuple):
+    """Rows of one layer: keys, values, gates, and the convolution's raw inputs where there is one."""
 
-def round_rows(total: int) -> int:
-    """Return the rows that buffers for ``total`` nodes have."""
-    return -(-total // _ROWS) * _ROWS
+    k: torch.Tensor
+    v: torch.Tensor
+    gates: dict[str, torch.Tensor]
+    inputs: torch.Tensor | None
 
 
 class RoundBuffers:
     """Factor buffers of all layers, overwritten by every round."""
 
     def __init__(self, config: StateConfig, device: torch.device) -> None:
-        rows = round_rows(config.max_total)
-        self._layers: list[tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]] = []
-        self._inputs: list[torch.Tensor | None] = []
-        groups: dict[LayerGeometry, list[int]] = {}
-        for n, layer in enumerate(config.layers):
-            groups.setdefault(layer, []).append(n)
-        placed: dict[int, tuple[torch.Tensor, torch.Tensor, dict[str, torch.Tensor], torch.Tensor | None]] = {}
-        for layer, members in groups.items():
+        rows = config.max_total
+        self._layers: list[_LayerBuffers] = []
+        for layer in config.layers:
             made = token_layout(layer, config.dtype)
-            count = len(members)
 
-            def new(shape: tuple[int, ...], dtype: torch.dtype, count: int = count) -> torch.Tensor:
-                return torch.zeros(count, rows, *shape, dtype=dtype, device=device)
+            def new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+                return torch.zeros(rows, *shape, dtype=dtype, device=device)
 
-            k, v = new(made.k, made.dtype), new(made.v, made.dtype)
-            gates = {name: new(shape, made.gate_dtype) for name, shape in made.gates}
-            inputs = new((layer.channels,), config.dtype) if layer.conv_width else None
-            for i, n in enumerate(members):
-                own = {name: t[i] for name, t in gates.items()}
-                placed[n] = (k[i], v[i], own, None if inputs is None else inputs[i])
-        for n in range(len(config.layers)):
-            k_rows, v_rows, gate_rows, input_rows = placed[n]
-            self._layers.append((k_rows, v_rows, gate_rows))
-            self._inputs.append(input_rows)
+            self._layers.append(
+                _LayerBuffers(
+                    new(made.k, made.dtype),
+                    new(made.v, made.dtype),
+                    {name: new(shape, made.gate_dtype) for name, shape in made.gates},
+                    new((layer.channels,), config.dtype) if layer.conv_width else None,
+                )
+            )
 
     @staticmethod
     def nbytes(config: StateConfig) -> tuple[int, int]:
         """Bytes of the factors and of the convolutions' raw inputs."""
-        rows = round_rows(config.max_total)
+        rows = config.max_total
         factors = sum(token_layout(layer, config.dtype).nbytes for layer in config.layers)
         inputs = sum(layer.channels for layer in config.layers) * config.dtype.itemsize
         return factors * rows, inputs * rows
 
     def factors(self, layer: int, geometry: LayerGeometry, dtype: torch.dtype, tree: TreeBatch) -> Factors:
         """Return the buffers of a layer as factors of a tree."""
-        k, v, gates = self._layers[layer]
+        k, v, gates, _ = self._layers[layer]
         return Factors(
             spec=geometry.spec,
             gate_mode=token_layout(geometry, dtype).mode,
@@ -76,7 +71,7 @@ class RoundBuffers:
 
     def conv_factors(self, layer: int, geometry: LayerGeometry, tree: TreeBatch) -> ConvFactors | None:
         """Return the buffer of a layer's convolution inputs as factors of a tree."""
-        inputs = self._inputs[layer]
+        inputs = self._layers[layer].inputs
         return None if inputs is None else ConvFactors(_rows_of(inputs, tree), geometry.conv_width, tree)
 
 

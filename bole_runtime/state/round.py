@@ -58,6 +58,8 @@ class Round:
         self._kernels: dict[tuple[object, ...], Kernels] = {}
         self._writes: dict[int, PreparedLayers] = {}
         self._commit: PreparedLayers | None = None
+        # A captured graph may read the table of any commit that was prepared.
+        self._kept: list[PreparedLayers] = []
         self._rule = ChainRule(config.pending, config.flush_at, consumed=config.policy == "fused")
 
     def verify(
@@ -199,6 +201,7 @@ class Round:
         if self._commit is None or not self._commit.serves(self._factors):
             chains = [manager.request.counters.before(c) for c in manager.request.chains]
             self._commit = prepare_layers(manager, self, self._factors, chains)
+            self._kept.append(self._commit)
         if any(self._convolved):
             pools = [p for p in manager.request.conv_pools if p is not None]
             conv_commit(pools, self.slots, [f for f in self._inputs if f is not None], accepted, validate=False)
@@ -209,8 +212,10 @@ class Round:
         self._commit(self.slots, accepted, self.actions)
 
     def abandon(self) -> None:
-        """End the round with nothing accepted; also after an error in the middle of it."""
-        if self._manager.config.policy == "fused" and self._manager.current is self:
+        """End the round with nothing accepted; also after an error in the middle of it. Without a round, do nothing."""
+        if self._manager.current is not self:
+            return
+        if self._manager.config.policy == "fused":
             for layer in range(len(self._factors)):
                 self._write_waiting(layer)
             request = self._manager.request

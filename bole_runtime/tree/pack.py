@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bole_runtime.backends import backend_name
 from bole_runtime.tree.build_torch import PADDING, STATUS_TOTAL
 from bole_runtime.tree.check import check_index_tensor
 
@@ -30,6 +31,14 @@ def pack(tree: TreeBatch, parents: torch.Tensor, counts: torch.Tensor | None) ->
     for name, tensor in (("parents", parents), ("counts", counts)):
         if tensor is not None and tensor.device != tree.device:
             raise ValueError(f"{name}: on {tensor.device}, but the tree is on {tree.device}")
+    if parents.numel() and not tree.validates and backend_name(tree.device) == "triton":
+        from bole_runtime.tree.pack_triton import pack_into
+
+        assert tree.offsets is not None
+        lost = pack_into(parents, counts, tree.parents, tree.offsets)
+        tree.update_()
+        tree.status |= lost * STATUS_TOTAL
+        return tree
     index = torch.arange(nodes, device=tree.device)
     if counts is None:
         given = torch.where(parents != PADDING, index + 1, 0)

@@ -9,8 +9,8 @@ from pathlib import Path
 from bole_codegen.report import plots
 from bole_codegen.report.importance import importances
 from bole_codegen.report.summary import HEADERS, row
-from bole_codegen.search.driver import RunResult
 from bole_codegen.search.ledger import PHASES
+from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
 from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord

@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import tabulate
 
-from bole_codegen.search.driver import RunResult
+from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
 from bole_runtime.tables.schema import Entry
 

@@ -19,9 +19,11 @@ from typing import Any
 
 from bole_codegen.search.claims import BEAT
 from bole_codegen.search.class_search import ClassSearch, Environment
+from bole_codegen.search.deadline import Deadline
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult, Finisher, Incumbents, keep, reuse
 from bole_codegen.search.ledger import now
+from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.results import Failed, Screened, Screening
 from bole_codegen.search.targets import Target, classes
@@ -29,74 +31,11 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Seconds of a budget kept for the table and the report, unless the options say otherwise.
-WRITE_UP = 3.0
-#: Part of a budget that no class may search in: what was asked to stop takes a moment.
-MARGIN = 0.03
-#: Seconds of the device that the finalists of a bucket take, until some were seen.
-FINISH_GUESS = {"measured": 0.8, "predicted": 0.05}
-#: Seconds that the last finalists take to be compiled with another output type and checked.
-CONFIRM_GUESS = {"measured": 12.0, "predicted": 0.0}
-#: Seconds of a compiling process that the default of a class takes, until some were seen.
-DEFAULT_GUESS = 12.0
 #: Winners of related classes that a bucket tries first.
 WARM = 4
 #: Classes under way at a time at most.
 ABREAST = 8
 OUT_OF_TIME = "the time budget ran out first; the same command goes on from there"
-
-
-@dataclass(frozen=True)
-class Options:
-    """How much to search.
-
-    Attributes:
-        trials: candidates a class.
-        anchors: searched buckets a class.
-        top: finalists a bucket, the default and the table's entry not counted.
-        rounds: proposals are made in so many steps, each knowing the results of those before.
-        time_budget: seconds for the whole run, None for no limit. Nothing is begun after it, what runs is given up.
-        write_up: seconds of the budget kept for the table and the report.
-    """
-
-    trials: int = 40
-    anchors: int = 3
-    top: int = 4
-    rounds: int = 4
-    time_budget: float | None = None
-    write_up: float | None = None
-
-
-@dataclass
-class RunResult:
-    """The end of a run, or what there was of it when it was interrupted.
-
-    Attributes:
-        buckets: results, in the order in which they were finished.
-        failures: candidates that failed, by kind.
-        searches: classes that were searched, with their histories.
-        tried: candidates compiled and checked, those of earlier runs included.
-        resumed: evaluations taken over from earlier runs.
-        duplicates: candidates that rendered to kernels already tried.
-        out_of_time: whether the budget ended the search.
-        seconds: wall time.
-        spent: seconds by what they were spent on, see :class:`bole_codegen.search.ledger.Ledger`.
-    """
-
-    buckets: list[BucketResult] = field(default_factory=list)
-    failures: dict[str, int] = field(default_factory=dict)
-    searches: list[ClassSearch] = field(default_factory=list)
-    tried: int = 0
-    resumed: int = 0
-    duplicates: int = 0
-    out_of_time: bool = False
-    seconds: float = 0.0
-    spent: dict[str, float] = field(default_factory=dict)
-
-    @property
-    def entries(self) -> list[Entry]:
-        """Entries of every finished bucket."""
-        return [b.entry for b in self.buckets if b.entry is not None]
 
 
 @dataclass
@@ -140,13 +79,12 @@ class Driver:
         self._incumbents = incumbents
         self._save = save
         self._progress = progress
+        self._deadline = Deadline(evaluator.label, begun or 0.0, options.time_budget, options.write_up)
         self._begun = begun
         self._finisher = Finisher(env, evaluator, options.top, incumbents, progress)
         self._winners: dict[Problem, list[tuple[int, Config]]] = {}
         self._active = [0] * evaluator.devices
         self._todo: list[_Class] = []
-        self._finish_seconds: list[float] = []
-        self._default_seconds: list[float] = []
         self._abreast = 1
         self._late = self._aside = False
         self.result = RunResult()
@@ -179,7 +117,7 @@ class Driver:
 
     async def _main(self, targets: Sequence[Target]) -> None:
         if self._begun is None:
-            self._begun = now()
+            self._begun = self._deadline.begun = now()
         options = self._options
         todo = self._todo
         for problem, members in classes(targets).items():
@@ -194,7 +132,7 @@ class Driver:
         beat = asyncio.ensure_future(self._beat())
         work = asyncio.ensure_future(self._everything(todo))
         try:
-            done_now, _ = await asyncio.wait({work}, timeout=self._left())
+            done_now, _ = await asyncio.wait({work}, timeout=self._deadline.left())
             if not done_now:
                 self._late = True
             else:
@@ -220,15 +158,6 @@ class Driver:
         self.result.spent = self._evaluator.ledger.report(self.result.seconds)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
-
-    def _left(self) -> float | None:
-        """Return the seconds of the budget that are left before the write-up, None without a budget."""
-        options = self._options
-        if options.time_budget is None:
-            return None
-        assert self._begun is not None
-        reserve = WRITE_UP if options.write_up is None else options.write_up
-        return max(0.0, options.time_budget - reserve - (now() - self._begun))
 
     async def _beat(self) -> None:
         while True:
@@ -293,11 +222,11 @@ class Driver:
             begun = now()
             ready = asyncio.ensure_future(self._prepare(search, one, earlier))
             await self._only_defaults(search, device)
-            self._default_seconds.append(now() - begun)
+            self._deadline.defaults.append(now() - begun)
             whole = await self._for(self._search(search, ready, device), self._share())
             begun = now()
             await self._finisher.finish(search, device, one.results.append)
-            self._finish_seconds.append((now() - begun) / len(one.members) / self._active[device])
+            self._deadline.finished.append((now() - begun) / len(one.members) / self._active[device])
         finally:
             self._active[device] -= 1
         one.taken = True
@@ -311,20 +240,11 @@ class Driver:
         self._env.store.claims.release(self._env.store.class_name(one.problem))
 
     def _share(self) -> float | None:
-        """Return the seconds that a class may search for, None without a budget.
-
-        What the classes that are not done need for their defaults and finalists is set aside; the rest is shared out.
-        """
-        left = self._left()
-        if left is None or self._options.time_budget is None:
-            return None
+        """Return the seconds that a class may search for, None without a budget."""
         open_ = [c for c in self._todo if not c.taken]
-        ahead = [c for c in open_ if not c.begun]
-        finish = _mean(self._finish_seconds, FINISH_GUESS[self._evaluator.label])
-        default = _mean(self._default_seconds, DEFAULT_GUESS / self._evaluator.workers) / self._abreast
-        aside = finish * sum(len(c.members) for c in open_) / self._evaluator.devices + default * len(ahead)
-        aside += CONFIRM_GUESS[self._evaluator.label] + MARGIN * self._options.time_budget
-        return max(0.0, left - aside) * min(1.0, self._abreast / len(open_))
+        ahead = sum(not c.begun for c in open_)
+        sizes = [len(c.members) for c in open_]
+        return self._deadline.share(sizes, ahead, self._abreast, self._evaluator.workers, self._evaluator.devices)
 
     async def _for(self, work: Coroutine[Any, Any, None], seconds: float | None) -> bool:
         """Work for some seconds at most; return whether it was finished."""
@@ -421,10 +341,6 @@ class Driver:
             found += [config for _, config in by_work[:2]]
         held = [] if hints.held is None else [hints.held]
         return list(dict.fromkeys([*held, *found, *hints.near]))[: WARM + 1]
-
-
-def _mean(values: Sequence[float], guess: float) -> float:
-    return sum(values) / len(values) if values else guess
 
 
 async def _all(work: Any) -> None:

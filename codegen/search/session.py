@@ -8,10 +8,11 @@ from pathlib import Path
 
 from bole_codegen.render import render
 from bole_codegen.search.class_search import Environment
-from bole_codegen.search.driver import Driver, Options, RunResult
+from bole_codegen.search.driver import Driver
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import open_storage
+from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.space import space_hash
 from bole_codegen.search.store import Store

@@ -1,4 +1,4 @@
-"""The kernels of allocation and of tree links compile for an H200 without one."""
+"""The kernels of allocation, of tree links and of packing compile for an H200 without one."""
 
 from __future__ import annotations
 
@@ -35,3 +35,11 @@ def test_links(nodes: int) -> None:
 
     types = {"next_token": "*i64", "next_sibling": "*i64", "live": "*i32", "parents": "*i32"}
     compile_sm90(links_kernel, {"FLAGS": False, "ROWS": 16, "BLOCK": nodes}, types, 4 if nodes > 64 else 1)
+
+
+@pytest.mark.parametrize("counted", [False, True])
+def test_pack(counted: bool) -> None:
+    from bole_runtime.tree.pack_triton import pack_kernel
+
+    types = {"source": "*i64", "given": "*i64", "parents": "*i32", "offsets": "*i32", "lost": "*i32"}
+    compile_sm90(pack_kernel, {"COUNTED": counted, "ROWS": 32, "BLOCK": 128, "TILE": 256}, types, 4)

@@ -110,7 +110,7 @@ def tree_conv_w4l3_bf16_sbf16_silu_9df5bb6c(
     if capture_ptr is not None:
         tl.store(capture_ptr + b64 * stride_cb + (start + node)[:, None] * stride_cn + c[None, :], x, mask=wanted)
     y += w0[None, :] * x.to(tl.float32)
-    # y / (1 + e^-y) without a division, which takes more instructions than all the rest.
+    # y / (1 + e^-y); the division alone would take as many instructions as this.
     root = tl.rsqrt(1.0 + tl.exp2(y * -1.4426950408889634))
     y = y * root * root
     out_rows = out_ptr + b64 * stride_ob + (start + node)[:, None] * stride_on

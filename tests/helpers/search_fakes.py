@@ -162,10 +162,11 @@ def make(
 ) -> tuple[Any, list[Any]]:
     """Return a driver with fakes, and the list that its entries are saved to."""
     from bole_codegen.search.class_search import Environment
-    from bole_codegen.search.driver import Driver, Options
+    from bole_codegen.search.driver import Driver
     from bole_codegen.search.evaluators import MeasuredEvaluator
     from bole_codegen.search.finish import Hints
     from bole_codegen.search.journal import open_storage
+    from bole_codegen.search.outcome import Options
     from bole_codegen.search.progress import Progress
     from bole_codegen.search.store import Store
     from bole_runtime import gpus

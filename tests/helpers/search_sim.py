@@ -9,9 +9,10 @@ from typing import Any
 
 from bole_codegen.render import render
 from bole_codegen.search.class_search import Environment
-from bole_codegen.search.driver import Driver, Options, RunResult
+from bole_codegen.search.driver import Driver
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import open_storage
+from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.simulate import JumpingLoop, SimulatedEvaluator, Surface
 from bole_codegen.search.store import Store

@@ -1,4 +1,4 @@
-"""The link kernel, interpreted, against the torch translation."""
+"""The kernels for links and for packing, interpreted, against the torch code."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from bole_testing.cases.base import random_parents
 from tree_links import links_of
 
 from bole_runtime import set_backend
-from bole_runtime.tree import parents_from_links
+from bole_runtime.tree import TreeBatch, parents_from_links
 
 pytestmark = pytest.mark.interpreter
 
@@ -34,3 +34,28 @@ def test_links(nodes: int) -> None:
             finally:
                 set_backend(None)
         assert torch.equal(*made), (tokens, siblings, made)
+
+
+@pytest.mark.parametrize("seed", range(5))
+def test_packing(seed: int) -> None:
+    rng = random.Random(seed)
+    nodes, batch = rng.choice([1, 5, 9]), rng.randint(1, 5)
+    rows = []
+    for _ in range(batch):
+        row = random_parents(rng, nodes, padding=0.1)
+        rows.append(row[: rng.randint(0, nodes)] + [-2] * nodes)
+    parents = torch.tensor([r[:nodes] for r in rows], dtype=rng.choice([torch.int32, torch.int64])).t().contiguous().t()
+    for total in (0, 3, batch * nodes, batch * nodes + 300):
+        counts = torch.tensor([rng.randint(-1, nodes + 1) for _ in range(batch)]) if rng.random() < 0.5 else None
+        made = []
+        for backend in ("torch", "triton"):
+            tree = TreeBatch(batch + 2, nodes + 1, max_total=total, validate=False)
+            tree.parents.fill_(55)
+            set_backend(backend)
+            try:
+                made.append(tree.pack_(parents, counts))
+            finally:
+                set_backend(None)
+        for name in ("parents", "offsets", "depths", "ancestors", "status"):
+            plain, kernel = (getattr(t, name) for t in made)
+            assert torch.equal(plain, kernel), (name, parents, counts, total, plain, kernel)

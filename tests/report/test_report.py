@@ -93,7 +93,7 @@ def test_where_the_time_went_is_told(result: Any) -> None:
 
 
 def test_an_empty_run_still_has_a_report() -> None:
-    from bole_codegen.search.driver import RunResult
+    from bole_codegen.search.outcome import RunResult
 
     empty = RunResult(buckets=[BucketResult(fakes.targets((1,))[0], None, "no time")])
     text = render_report(empty, gpus.get("h100"), "predicted", {}, None)

@@ -25,7 +25,7 @@ PARAMS: dict[str, dict[str, float]] = {
     "min_p": {"min_p": 0.2},
     "all": {"temperature": 1.3, "top_k": 5, "top_p": 0.9, "min_p": 0.05},
 }
-DEFAULT = ("plain", "all")
+DEFAULT = (("chain", "plain"), ("tree", "all"))
 LEAST_P = 1e-4
 
 
@@ -110,9 +110,13 @@ def run(method: str, tree: str, options: dict[str, Any], draft_heat: float = 1.5
 
 
 @pytest.mark.parametrize(
-    "options", [pytest.param(o, id=n, marks=[] if n in DEFAULT else pytest.mark.slow) for n, o in PARAMS.items()]
+    ("tree", "options"),
+    [
+        pytest.param(tree, o, id=f"{tree}-{name}", marks=[] if (tree, name) in DEFAULT else pytest.mark.slow)
+        for tree in ("chain", "tree")
+        for name, o in PARAMS.items()
+    ],
 )
-@pytest.mark.parametrize("tree", ["chain", "tree"])
 @pytest.mark.parametrize("method", ["sample", "rejection"])
 def test_emitted_tokens_have_the_target_distribution(method: str, tree: str, options: dict[str, Any]) -> None:
     values = run(method, tree, options)

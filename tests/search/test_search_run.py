@@ -15,8 +15,8 @@ import pytest
 import search_fakes as fakes
 import table_fakes
 
+from bole_codegen.search import deadline, evaluators
 from bole_codegen.search import driver as driver_module
-from bole_codegen.search import evaluators
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import StorageError, open_storage, repair
 
@@ -169,8 +169,9 @@ def test_a_killed_run_resumed_gives_the_undisturbed_table(tmp_path: Path) -> Non
 
 
 def test_a_time_budget_is_kept_and_leaves_a_result(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(driver_module, "WRITE_UP", 0.2)
-    monkeypatch.setitem(driver_module.FINISH_GUESS, "measured", 0.05)
+    monkeypatch.setattr(deadline, "WRITE_UP", 0.2)
+    monkeypatch.setitem(deadline.CONFIRM_GUESS, "measured", 0.0)
+    monkeypatch.setitem(deadline.FINISH_GUESS, "measured", 0.05)
 
     async def slow(self: Any, problem: Any, config: Any, keep: bool = False) -> Any:
         await asyncio.sleep(0.15)

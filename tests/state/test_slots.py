@@ -195,6 +195,8 @@ def test_rounds_refuse_what_is_out_of_order() -> None:
     other = m.round(TreeBatch.chain(2, 4), slots)
     with pytest.raises(ValueError, match="another round of this manager was begun"):
         other.verify(0, *[torch.ones(2, 4, 1, 8)] * 2, torch.ones(2, 4, 2, 8), gates=gates)
+    other.abandon()
+    assert m.current is rnd
     ask(1, 2, 16)
     rnd.conv(0, torch.ones(2, 4, LAYER.channels), torch.ones(LAYER.channels, 4))
     with pytest.raises(ValueError, match="layer: 1 was declared without a convolution"):

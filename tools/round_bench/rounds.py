@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -149,6 +149,10 @@ class SerialRound:
     ) -> None:
         from peers.sglang_serial import PreparedSerial
 
+        # The kernel reads the pools that the scatter writes: those of all layers in one tensor, as SGLang has them.
+        self._pools = torch.stack([layer.state for layer in inputs.layers])
+        layers = (replace(layer, state=pool) for layer, pool in zip(inputs.layers, self._pools, strict=True))
+        inputs = replace(inputs, layers=tuple(layers))
         self.point, self.inputs, self._scatter = point, inputs, scatter
         chain = point.shape == "chain"
         # Every layer's snapshots must live until the scatter: one buffer a layer, in one tensor.
@@ -158,7 +162,6 @@ class SerialRound:
         state = inputs.layers[0].state
         self._snapshots = torch.empty(shape, dtype=state.dtype, device=state.device)
         self._peer._snapshots = list(self._snapshots)
-        self._pools = torch.stack([layer.state for layer in inputs.layers])
         self._slots = inputs.slots.to(torch.int32)
         tree = TreeBatch.from_parents(inputs.parents, max_depth=inputs.depth, validate=False)
         self.accept = Acceptor(inputs, tree, point.accepted)
