@@ -9,9 +9,12 @@ import shlex
 import signal
 import sys
 import time
+import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+
+from optuna.exceptions import ExperimentalWarning
 
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
@@ -127,7 +130,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
     options = options_of(args)
     if options.time_budget is not None:
         # What it took to start says how fast this machine is just now, and so how long the report will take.
-        slow = max(WRITE_UP, 1.2 * (time.monotonic() - begun))
+        slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))
         options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
     if not args.offline:
         warn_of_others(args.devices, _say)
@@ -168,9 +171,13 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
     elif result.entries:
         print(results_table(result.entries))
         print()
+    missing: dict[str, list[str]] = {}
     for bucket in result.buckets:
         if bucket.entry is None:
-            _say(f"no result for {bucket.target.problem.key()}: {bucket.reason}")
+            missing.setdefault(bucket.reason, []).append(bucket.target.problem.key())
+    for reason, keys in missing.items():
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+        _say(f"no result for {', '.join(keys[:3])}{more}: {reason}")
     _say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
     if result.spent:
         _say(f"where the time went: {describe(result.spent)}")
@@ -272,6 +279,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(arguments)
     # --fresh would forget what was finished.
     command = shlex.join(["bole-tune", *(a for a in arguments if a != "--fresh")])
+    # Filters are of the process, and threads of ours make samplers: one filter for all, set before any.
+    warnings.filterwarnings("ignore", category=ExperimentalWarning)
     try:
         return _run(args, command, time.monotonic() - (_age() if argv is None else 0.0))
     except UsageError as error:

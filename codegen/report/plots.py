@@ -17,7 +17,7 @@ from bole_codegen.search.roofline import ACCEPTED
 from bole_runtime.gpus import GpuRecord
 
 #: Histories drawn; a run of a hundred buckets would otherwise make a report nobody opens.
-MAX_HISTORIES = 24
+MAX_HISTORIES = 18
 _TUNED, _DEFAULT, _FLOOR, _FAINT = "#1f5fa8", "#9a9a9a", "#111111", "#c9d6e8"
 
 
@@ -63,16 +63,15 @@ def before_after(results: Sequence[BucketResult]) -> str:
     entries = sorted((r.entry for r in results if r.entry is not None), key=lambda e: e.problem(), reverse=True)
     figure = _figure(9, 1.2 + 0.24 * len(entries))
     axes = figure.add_subplot()
-    for i, entry in enumerate(entries):
-        if entry.default_us is not None:
-            axes.plot([entry.median_us, entry.default_us], [i, i], color=_FAINT, linewidth=3, zorder=1)
-            # Wider than what is tuned, so that it shows where both are the same.
-            axes.plot(entry.default_us, i, "o", color=_DEFAULT, markersize=8, markerfacecolor="none")
-        axes.plot(entry.median_us, i, "o", color=_TUNED, markersize=5)
-        axes.plot(entry.floor_us, i, "|", color=_FLOOR, markersize=10)
-    axes.plot([], [], "o", color=_DEFAULT, markersize=8, markerfacecolor="none", label="analytic default")
-    axes.plot([], [], "o", color=_TUNED, markersize=5, label="tuned")
-    axes.plot([], [], "|", color=_FLOOR, label="memory floor")
+    places = range(len(entries))
+    both = [(i, e.default_us, e.median_us) for i, e in enumerate(entries) if e.default_us is not None]
+    # One call a series: a call a bucket took longer than everything else of the report.
+    axes.hlines([b[0] for b in both], [b[2] for b in both], [b[1] for b in both], color=_FAINT, linewidth=3, zorder=1)
+    # Wider than what is tuned, so that it shows where both are the same.
+    hollow = {"color": _DEFAULT, "markersize": 8, "markerfacecolor": "none"}
+    axes.plot([b[1] for b in both], [b[0] for b in both], "o", label="analytic default", **hollow)
+    axes.plot([e.median_us for e in entries], places, "o", color=_TUNED, markersize=5, label="tuned")
+    axes.plot([e.floor_us for e in entries], places, "|", color=_FLOOR, markersize=10, label="memory floor")
     axes.set_yticks(range(len(entries)), [_plain(bucket_name(e)) for e in entries], fontsize=7)
     axes.set_ylim(-0.7, len(entries) - 0.3)
     axes.set_xscale("log")
@@ -159,9 +158,10 @@ def histories(searches: Sequence[ClassSearch]) -> str:
         axes.xaxis.set_major_locator(MaxNLocator(6, integer=True))
         axes.tick_params(axis="x", labelsize=6)
         axes.grid(color="#f2f2f2")
+    # Not tight_layout, which draws everything once more.
+    figure.subplots_adjust(left=0.07, right=0.99, bottom=0.5 / (2.1 * rows), top=1 - 0.3 / (2.1 * rows), hspace=0.4)
     figure.supxlabel("candidate", fontsize=8)
     figure.supylabel("microseconds a layer", fontsize=8)
-    figure.tight_layout()
     return _svg(figure, "histories")
 
 
