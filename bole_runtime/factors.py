@@ -94,7 +94,7 @@ class Factors:
         recurrence: str | RecurrenceSpec = "gdn",
         device: torch.device | str | None = None,
         gate_mode: str = "ready",
-        gate_dtype: torch.dtype | None = None,
+        gate_dtype: torch.dtype | Mapping[str, torch.dtype] | None = None,
     ) -> Factors:
         """Allocate buffers for ``verify(factors=...)``, of the tree's capacity. Zero-filled.
 
@@ -111,10 +111,11 @@ class Factors:
             recurrence: family name or spec.
             device: default, the tree's.
             gate_mode: of the calls, for families whose gates are stored as given; no other looks at it.
-            gate_dtype: dtype of gates stored as given, at least as wide as the inputs'; default float32.
+            gate_dtype: dtype of gates stored as given, at least as wide as the inputs', or one for some of the names;
+                default float32.
 
         Raises:
-            ValueError: HV is not a multiple of HK, or the family or gate mode is unknown.
+            ValueError: HV is not a multiple of HK, or the family, the gate mode or a gate's name is unknown.
         """
         spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
         if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
@@ -125,8 +126,14 @@ class Factors:
             allowed = ", ".join(spec.modes)
             raise ValueError(f"gate_mode: {gate_mode!r} is not allowed for {spec.name!r}; allowed: {allowed}")
         mode = spec.kept_mode(gate_mode)
-        if spec.keeps_ready or gate_dtype is None:
-            gate_dtype = torch.float64 if dtype is torch.float64 else torch.float32
+        kept = spec.node_gates(mode)
+        usual = torch.float64 if dtype is torch.float64 else torch.float32
+        dtypes = dict.fromkeys((i.name for i in kept), usual)
+        if not spec.keeps_ready and gate_dtype is not None:
+            given = gate_dtype if isinstance(gate_dtype, Mapping) else dict.fromkeys(dtypes, gate_dtype)
+            if not given.keys() <= dtypes.keys():
+                raise ValueError(f"gate_dtype: expected some of {sorted(dtypes)}, got {sorted(given)}")
+            dtypes.update(given)
         heads, dims = (key_heads, value_heads), (dk, dv)
         return cls(
             spec=spec,
@@ -134,8 +141,7 @@ class Factors:
             k=torch.zeros(*lead, key_heads, dk, dtype=dtype, device=device),
             v=torch.zeros(*lead, value_heads, dv, dtype=dtype, device=device),
             gates={
-                i.name: torch.zeros(*lead, *i.sizes(heads, dims), dtype=gate_dtype, device=device)
-                for i in spec.node_gates(mode)
+                i.name: torch.zeros(*lead, *i.sizes(heads, dims), dtype=dtypes[i.name], device=device) for i in kept
             },
             beta_scale=1.0,
             qk_l2norm=spec.qk_l2norm,

@@ -114,6 +114,14 @@ def test_capture_buffers() -> None:
     assert _buffers("mamba2").gate_mode == "ready"
     assert _buffers("lightning", gate_mode="ready").gates == {}
     assert _buffers(gate_dtype=torch.bfloat16).nbytes_per_node == (2 * 24 + 4 * 20) * 4 + (4 * 24 + 4) * 2
+    mixed = _buffers(gate_dtype={"f": torch.bfloat16})
+    assert {n: t.dtype for n, t in mixed.gates.items()} == {"f": torch.bfloat16, "b": torch.float32}
+    inputs = family_inputs(SETUP, get_family("kda"), TREE, mode="raw")
+    call("kda", "raw", {"f": inputs.gates["f"].bfloat16()}, factors=mixed)
+    assert torch.equal(mixed.gates["f"], inputs.gates["f"].bfloat16())
+    assert torch.equal(mixed.gates["b"], inputs.gates["b"])
+    with pytest.raises(ValueError, match=r"gate_dtype: expected some of \['b', 'f'\], got \['g'\]"):
+        _buffers(gate_dtype={"g": torch.bfloat16})
     with pytest.raises(ValueError, match="gate_mode: 'cooked' is not allowed for 'kda'; allowed: ready, raw"):
         _buffers(gate_mode="cooked")
     with pytest.raises(ValueError, match=r"with 'ready' gates, expected 'kda' with 'raw' gates; .*gate_mode='raw'"):
