@@ -9,7 +9,8 @@ import triton
 import triton.language as tl
 
 from bole_runtime.sampling.acceptance import AcceptCall
-from bole_runtime.sampling.parts_triton import STAGES, cut_key, draw, load_row, tile_masses, uniform, weights
+from bole_runtime.sampling.parts_triton import STAGES, cut_key, draw, tile_masses, uniform
+from bole_runtime.sampling.reject_triton import prepare, subtract
 
 _GREEDY, _SAMPLE, _REJECT, _PREDICTED = 0, 1, 2, 3
 _METHODS = {"greedy": _GREEDY, "sample": _SAMPLE, "rejection": _REJECT, "predicted": _PREDICTED}
@@ -112,26 +113,15 @@ def accept_kernel(
                 else:
                     number = uniform(seed, position + step + 1, 0)
                 if METHOD == 1:
-                    token = draw(
-                        row,
-                        sums,
-                        total * number,
-                        size,
-                        top,
-                        best,
-                        heat,
-                        cut,
-                        least,
-                        one_hot,
-                        False,
-                        SHIFT,
-                        TILES,
-                        BLOCK,
-                    ).to(tl.int64)
+                    drawn = draw(
+                        row, sums, total * number, size, top, best, heat, cut, least, one_hot, False,
+                        SHIFT, TILES, BLOCK,
+                    )  # fmt: skip
+                    token = drawn.to(tl.int64)
                 else:
                     probs = scratch + request * size
                     rest = scratch + (tl.num_programs(0) + request) * size
-                    usable = _prepare(
+                    usable = prepare(
                         row, draft_row + node.to(tl.int64) * draft_stride_n, probs, rest,
                         size, top, best, heat, cut, least, one_hot, total, SHIFT, BLOCK,
                     )  # fmt: skip
@@ -152,18 +142,18 @@ def accept_kernel(
                         taken = counts & (chance * q < p)
                         child = tl.where(taken, next_child, child)
                         if counts & (~taken):
-                            _subtract(probs, rest, at, size, BLOCK)
+                            subtract(probs, rest, at, size, BLOCK)
                         next_child = tl.min(tl.where(below & (index > next_child), index, NODES_P2), axis=0)
                         rank += 1
                     if child < 0:
                         sums, total = tile_masses(
                             probs, tiles, size, top, best, heat, cut, least, False, True, SHIFT, TILES, BLOCK
                         )
-                        token = draw(
+                        drawn = draw(
                             probs, sums, total * number, size, top, best, heat, cut, least, False, True,
                             SHIFT, TILES, BLOCK,
-                        ).to(tl.int64)  # fmt: skip
-                        token = tl.where(wrong, best.to(tl.int64), token)
+                        )  # fmt: skip
+                        token = tl.where(wrong, best, drawn).to(tl.int64)
                     tl.debug_barrier()  # the next step writes the scratch again
         if METHOD != 2:
             found = tl.min(tl.where(below & (token_of == token), index, NODES_P2), axis=0)
@@ -209,58 +199,6 @@ def _largest(row, size, BLOCK: tl.constexpr):
     lowest = tl.min(tl.where(tops == top, ids, size), axis=0)
     empty = top == float("-inf")
     return top, tl.where(empty, 0, lowest), (tl.max(wrong, axis=0) > 0) | empty
-
-
-@triton.jit
-def _prepare(
-    row, draft_row, probs, rest, size, top, best, heat, cut, least, one_hot, total,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the target's and the draft's distribution to the scratch; return whether the draft's row is usable."""
-    bad = tl.full([BLOCK], 0, tl.int32)
-    sums = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32)
-        bad = tl.where((q >= 0) & (q < float("inf")), bad, 1)
-        sums += q
-    wrong = tl.max(bad, axis=0)
-    given = tl.sum(sums, axis=0)
-    # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.
-    scale = tl.where(tl.abs(given - 1) < 1e-5, 1.0, tl.maximum(given, 1e-30))
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        values = load_row(row, at, size)
-        p = weights(values, at, top, best, heat, cut, least, one_hot, SHIFT) / total
-        q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32)
-        tl.store(probs + at, p, mask=at < size)
-        tl.store(rest + at, tl.where(wrong > 0, 0.0, q / scale), mask=at < size)
-    tl.debug_barrier()
-    return wrong == 0
-
-
-@triton.jit
-def _subtract(probs, rest, token, size, BLOCK: tl.constexpr):
-    """After a rejection: the target becomes its residual, the draft loses the token."""
-    masses = tl.full([BLOCK], 0.0, tl.float32)
-    rests = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        p = tl.load(probs + at, mask=at < size, other=0.0)
-        q = tl.load(rest + at, mask=at < size, other=0.0)
-        masses += tl.maximum(p - q, 0.0)
-        rests += tl.where(at == token, 0.0, q)
-    mass = tl.sum(masses, axis=0)
-    others = tl.sum(rests, axis=0)
-    tl.debug_barrier()
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        p = tl.load(probs + at, mask=at < size, other=0.0)
-        q = tl.load(rest + at, mask=at < size, other=0.0)
-        left = tl.maximum(p - q, 0.0) / tl.maximum(mass, 1e-38)
-        tl.store(probs + at, tl.where(mass > 0, left, p), mask=at < size)
-        tl.store(rest + at, tl.where(at == token, 0.0, q) / tl.maximum(others, 1e-38), mask=at < size)
-    tl.debug_barrier()
 
 
 def accept_into(call: AcceptCall) -> None:
