@@ -128,7 +128,7 @@ def histories(searches: Sequence[ClassSearch]) -> str:
         for target in search.searched:
             key = target.problem.key()
             times = [r.median_us for k, _, r in search.history if k == key and isinstance(r, Timed)]
-            if times:
+            if len(times) > 1:
                 p = target.problem
                 pending = f" p{p.pending}" if p.pending else ""
                 name = f"{p.op} {p.dk}x{p.dv} g{p.group} s{p.state_dtype} {p.precision} n{p.nodes}{pending} w{p.work}"
