@@ -38,7 +38,7 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3"}
-_LOOP = {"bk": 128, "stages": 3, "bv": 64, "warps": 4}
+_LOOP = {"bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
