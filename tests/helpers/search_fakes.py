@@ -29,7 +29,8 @@ class FakeKernel:
 
 def render(problem: Problem, config: Config) -> tuple[FakeKernel, ...]:
     plan = fakes.FUSED.plans(problem, config)[0]
-    return (FakeKernel("x", f"{config['BV']:08x}{problem.nodes:08x}", plan),)
+    name = f"x_{config['BV']}_{config['STAGES']}_{problem.nodes}"
+    return (FakeKernel(name, f"{config['BV']:08x}{problem.nodes:08x}", plan),)
 
 
 def true_us(target: Target, config: Config) -> float:
@@ -40,7 +41,10 @@ def true_us(target: Target, config: Config) -> float:
 
 
 class FakeBench:
-    """Answers from :func:`true_us`; ``plant`` maps ``method BV`` to a way to fail, ``log`` collects calls."""
+    """Answers from :func:`true_us`.
+
+    ``plant`` maps ``method BV`` or ``method BV.STAGES`` to a way to fail, ``log`` collects calls.
+    """
 
     def __init__(self, log: str, plant: dict[str, str] | None = None, delay: float = 0.0) -> None:
         self._log = log
@@ -51,7 +55,8 @@ class FakeBench:
         with open(self._log, "a") as file:
             file.write(f"{what} {config}\n")
         time.sleep(self._delay)
-        how = self._plant.get(f"{what} {config['BV']}")
+        place = f"{what} {config['BV']}"
+        how = self._plant.get(f"{place}.{config['STAGES']}", self._plant.get(place))
         if how is not None:
             pool_bench.fail(how)
 
