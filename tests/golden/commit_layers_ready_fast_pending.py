@@ -36,15 +36,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -153,7 +159,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_94b03a15(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6f75e462(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -308,8 +314,10 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_94b03a15(
         v = tl.where(is_pending[:, None], pending_v, v)
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-        g = load_once(g_rows + node * stride_gn, is_node).to(tl.float32)
-        beta = load_once(beta_rows + node * stride_betan, is_node).to(tl.float32)
+        first_gate = load_wide(g_rows + node * stride_gn, is_node)
+        second_gate = load_wide(beta_rows + node * stride_betan, is_node)
+        g = narrow(first_gate).to(tl.float32)
+        beta = narrow(second_gate).to(tl.float32)
         pending_gates = kept * stride_pgs + ring * stride_pgn + h
         g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
         beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)

@@ -32,15 +32,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -169,7 +175,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_09782e16(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_3818d692(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -257,11 +263,13 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_09782e16(
         )
         a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
         b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
-        gate_a = load_once(a_rows + node * stride_an, is_node).to(tl.float32)
-        gate_b = load_once(b_rows + node * stride_bn, is_node).to(tl.float32)
-        a_log = tl.load(a_log_ptr + h).to(tl.float32)
-        dt_bias = tl.load(dt_bias_ptr + h).to(tl.float32)
-        g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
+        first_gate = load_wide(a_rows + node * stride_an, is_node)
+        second_gate = load_wide(b_rows + node * stride_bn, is_node)
+        a_log = tl.load(a_log_ptr + h)
+        dt_bias = tl.load(dt_bias_ptr + h)
+        gate_a = narrow(first_gate).to(tl.float32)
+        gate_b = narrow(second_gate).to(tl.float32)
+        g, beta = gate_values(gate_a, gate_b, a_log.to(tl.float32), dt_bias.to(tl.float32), beta_scale)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
         k_squares = squares(k)

@@ -33,15 +33,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -64,7 +70,7 @@ def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDT
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_62bd2085(
+def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_1adf90fa(
     layers_ptr,
     slots_ptr,
     accepted_ptr,

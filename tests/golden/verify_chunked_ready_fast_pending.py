@@ -33,15 +33,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -179,7 +185,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_151b1d1e(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_2f9fcd52(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -309,8 +315,10 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_151b1d1e(
         )
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-        g_i = load_once(g_rows + node_i * stride_gn, is_node_i).to(tl.float32)
-        beta_i = load_once(beta_rows + node_i * stride_betan, is_node_i).to(tl.float32)
+        first_gate = load_wide(g_rows + node_i * stride_gn, is_node_i)
+        second_gate = load_wide(beta_rows + node_i * stride_betan, is_node_i)
+        g_i = narrow(first_gate).to(tl.float32)
+        beta_i = narrow(second_gate).to(tl.float32)
         pending_gates = kept * stride_pgs + ring_i * stride_pgn + h
         g_i = tl.where(is_pending_i, tl.load(pg_ptr + pending_gates, mask=is_pending_i, other=0.0), g_i)
         beta_i = tl.where(is_pending_i, tl.load(pbeta_ptr + pending_gates, mask=is_pending_i, other=0.0), beta_i)
@@ -353,8 +361,10 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_151b1d1e(
             live_j = is_pending_j | live_bits(words_j, is_node_j, node_j)
             g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
             beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-            g_j = load_once(g_rows + node_j * stride_gn, is_node_j).to(tl.float32)
-            beta_j = load_once(beta_rows + node_j * stride_betan, is_node_j).to(tl.float32)
+            first_gate = load_wide(g_rows + node_j * stride_gn, is_node_j)
+            second_gate = load_wide(beta_rows + node_j * stride_betan, is_node_j)
+            g_j = narrow(first_gate).to(tl.float32)
+            beta_j = narrow(second_gate).to(tl.float32)
             pending_gates = kept * stride_pgs + ring_j * stride_pgn + h
             g_j = tl.where(is_pending_j, tl.load(pg_ptr + pending_gates, mask=is_pending_j, other=0.0), g_j)
             beta_j = tl.where(is_pending_j, tl.load(pbeta_ptr + pending_gates, mask=is_pending_j, other=0.0), beta_j)

@@ -33,15 +33,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -203,7 +209,7 @@ def state_product(x, s, acc):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_15c9370d(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3c409172(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -298,21 +304,31 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_15c9370d(
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
-    if slot < 0:
-        store_rows(
-            out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
-        )
-        return
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
     ring = (pstart + rows) % pcapacity
-    words = load_once(words_base + node * stride_wn, is_node)
-    live = is_pending | (((words >> (node & 31)) & 1) != 0)
 
-    # The state takes longest to arrive: ask for it before the solve.
+    # Ask for everything before waiting for anything. Operands of products come last: Triton puts them into shared memory
+    # right behind their loads, and waits there.
+    words = load_wide(words_base + node * stride_wn, is_node)
+    a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
+    b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
+    first_gate = load_wide(a_rows + node * stride_an, is_node)
+    second_gate = load_wide(b_rows + node * stride_bn, is_node)
+    a_log = tl.load(a_log_ptr + h)
+    dt_bias = tl.load(dt_bias_ptr + h)
+    v = load_rows(
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
+        stride_vn, node, is_node, tile * BV, DV, BV,
+    )
+    pending_v = load_rows(
+        pv_ptr + kept * stride_pvs + h * stride_pvh,
+        stride_pvn, ring, is_pending, tile * BV, DV, BV,
+    )
+    v = tl.where(is_pending[:, None], pending_v, v)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, BK)
+    s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
     k = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node, is_node, 0, DK, DK_PAD,
@@ -326,27 +342,21 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_15c9370d(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node, is_node, 0, DK, DK_PAD,
     )
-    a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
-    b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
-    gate_a = load_once(a_rows + node * stride_an, is_node).to(tl.float32)
-    gate_b = load_once(b_rows + node * stride_bn, is_node).to(tl.float32)
-    a_log = tl.load(a_log_ptr + h).to(tl.float32)
-    dt_bias = tl.load(dt_bias_ptr + h).to(tl.float32)
-    g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
+
+    # A padding request has no nodes, and zeros for an output.
+    unread = (slot < 0) & is_node
+    is_node = is_node & (slot >= 0)
+    words = tl.where(slot < 0, 0, words)
+    words = narrow(words)
+    live = is_pending | (((words >> (node & 31)) & 1) != 0)
+    gate_a = narrow(first_gate).to(tl.float32)
+    gate_b = narrow(second_gate).to(tl.float32)
+    g, beta = gate_values(gate_a, gate_b, a_log.to(tl.float32), dt_bias.to(tl.float32), beta_scale)
     pending_gates = kept * stride_pgs + ring * stride_pgn + h
     g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
     beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)
     g = tl.where(live, g, 0.0)
     beta = tl.where(live, beta, 0.0)
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node, tile * BV, DV, BV,
-    )
-    pending_v = load_rows(
-        pv_ptr + kept * stride_pvs + h * stride_pvh,
-        stride_pvn, ring, is_pending, tile * BV, DV, BV,
-    )
-    v = tl.where(is_pending[:, None], pending_v, v)
     if ck_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -405,4 +415,4 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_15c9370d(
     x = tl.where(live[None, :], x, 0.0)
     o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
     o = tl.trans(mix_product(x, tl.trans(mix), o))
-    store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)
+    store_rows(out_rows, stride_on, node, is_node | unread, tile * BV, o, DV, BV)

@@ -30,15 +30,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -188,7 +194,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8905f6da(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -262,16 +268,21 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
     node = rows
     is_node = node < count
-    words = load_once(words_base + node * stride_wn, is_node)
-    live = (((words >> (node & 31)) & 1) != 0)
-    if slot < 0:
-        store_rows(
-            out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
-        )
-        return
-    # The state takes longest to arrive: ask for it before the solve.
+
+    # Ask for everything before waiting for anything. Operands of products come last: Triton puts them into shared memory
+    # right behind their loads, and waits there.
+    words = load_wide(words_base + node * stride_wn, is_node)
+    g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
+    beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
+    first_gate = load_wide(g_rows + node * stride_gn, is_node)
+    second_gate = load_wide(beta_rows + node * stride_betan, is_node)
+    depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node, mask=is_node, other=0)
+    v = load_rows(
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
+        stride_vn, node, is_node, tile * BV, DV, BV,
+    )
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, BK)
+    s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
     k = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node, is_node, 0, DK, DK_PAD,
@@ -280,16 +291,17 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node, is_node, 0, DK, DK_PAD,
     )
-    g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
-    beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-    g = load_once(g_rows + node * stride_gn, is_node).to(tl.float32)
-    beta = load_once(beta_rows + node * stride_betan, is_node).to(tl.float32)
+
+    # A padding request has no nodes, and zeros for an output.
+    unread = (slot < 0) & is_node
+    is_node = is_node & (slot >= 0)
+    words = tl.where(slot < 0, 0, words)
+    words = narrow(words)
+    live = (((words >> (node & 31)) & 1) != 0)
+    g = narrow(first_gate).to(tl.float32)
+    beta = narrow(second_gate).to(tl.float32)
     g = tl.where(live, g, 0.0)
     beta = tl.where(live, beta, 0.0)
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node, tile * BV, DV, BV,
-    )
     if ck_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -327,9 +339,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
     erase = erase * k_norm[:, None] * k_norm[None, :]
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
-    depths_base = depths_ptr + b64 * (stride_wb // stride_wn) + start
-    steps = tl.max(tl.load(depths_base + node, mask=is_node, other=0), axis=0)
-    steps = tl.minimum(steps, ROWS - 1)
+    steps = tl.minimum(tl.max(depths, axis=0), ROWS - 1)
     whole, part = path_sums(products, mask, g)
     decay = path_decay(whole, part)
     reach = tl.exp(whole + part)
@@ -351,4 +361,4 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_1fccf305(
     x = tl.where(live[None, :], x, 0.0)
     o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
     o = tl.trans(mix_product(x, tl.trans(mix), o))
-    store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)
+    store_rows(out_rows, stride_on, node, is_node | unread, tile * BV, o, DV, BV)

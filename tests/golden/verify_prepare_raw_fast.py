@@ -28,15 +28,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -174,7 +180,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_81cafaf0(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_b17353f1(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -260,22 +266,33 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_81cafaf0(
     rows_i = lane + row_block * C
     node_i = rows_i
     is_node_i = node_i < count
-    words_i = load_once(words_base + node_i * stride_wn, is_node_i)
-    live_i = (((words_i >> (node_i & 31)) & 1) != 0)
+
+    # Ask for everything before waiting for anything. Operands of products come last: Triton puts them into shared memory
+    # right behind their loads, and waits there.
+    words_i = load_wide(words_base + node_i * stride_wn, is_node_i)
+    a_rows = a_ptr + b64 * stride_ab + start * stride_an + h0 * stride_ah
+    b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h0 * stride_bh
+    first_gate0 = load_wide(a_rows + node_i * stride_an, is_node_i)
+    second_gate0 = load_wide(b_rows + node_i * stride_bn, is_node_i)
+    a_log0 = tl.load(a_log_ptr + h0)
+    dt_bias0 = tl.load(dt_bias_ptr + h0)
+    depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node_i, mask=is_node_i, other=0)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
     )
+    q_i = load_rows(
+        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+        stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
+    )
+    words_i = narrow(words_i)
+    live_i = (((words_i >> (node_i & 31)) & 1) != 0)
     if ck_ptr is not None:
         if h0 % GROUP == 0:
             store_rows(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    q_i = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
-    )
     mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
     products = gram(q_i, k_i)
     erase = gram(k_i, k_i)
@@ -297,16 +314,10 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_81cafaf0(
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows_i[:, None] != rows_i[None, :]), erase, 0.0)
-    depths_base = depths_ptr + b64 * (stride_wb // stride_wn) + start
-    steps = tl.max(tl.load(depths_base + node_i, mask=is_node_i, other=0), axis=0)
-    steps = tl.minimum(steps, ROWS - 1)
-    a_rows = a_ptr + b64 * stride_ab + start * stride_an + h0 * stride_ah
-    b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h0 * stride_bh
-    gate_a = load_once(a_rows + node_i * stride_an, is_node_i).to(tl.float32)
-    gate_b = load_once(b_rows + node_i * stride_bn, is_node_i).to(tl.float32)
-    a_log = tl.load(a_log_ptr + h0).to(tl.float32)
-    dt_bias = tl.load(dt_bias_ptr + h0).to(tl.float32)
-    g_i, beta_i = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
+    steps = tl.minimum(tl.max(depths, axis=0), ROWS - 1)
+    gate_a = narrow(first_gate0).to(tl.float32)
+    gate_b = narrow(second_gate0).to(tl.float32)
+    g_i, beta_i = gate_values(gate_a, gate_b, a_log0.to(tl.float32), dt_bias0.to(tl.float32), beta_scale)
     g_i = tl.where(live_i, g_i, 0.0)
     beta_i = tl.where(live_i, beta_i, 0.0)
     if ck_ptr is not None:

@@ -31,15 +31,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 64 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -174,7 +180,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_b08d1c01(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_c019dfb1(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -281,8 +287,14 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_b08d1c01(
     is_pending_i = rows_i < plength
     is_node_i = (node_i >= 0) & (node_i < count)
     ring_i = (pstart + rows_i) % pcapacity
-    words_i = load_once(words_base + node_i * stride_wn, is_node_i)
-    live_i = is_pending_i | (((words_i >> (node_i & 31)) & 1) != 0)
+
+    # Ask for everything before waiting for anything. Operands of products come last: Triton puts them into shared memory
+    # right behind their loads, and waits there.
+    words_i = load_wide(words_base + node_i * stride_wn, is_node_i)
+    g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
+    beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
+    first_gate0 = load_wide(g_rows + node_i * stride_gn, is_node_i)
+    second_gate0 = load_wide(beta_rows + node_i * stride_betan, is_node_i)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
@@ -292,16 +304,18 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_b08d1c01(
         stride_pkn, ring_i, is_pending_i, 0, DK, DK_PAD,
     )
     k_i = tl.where(is_pending_i[:, None], pending_k_i, k_i)
+    q_i = load_rows(
+        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+        stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
+    )
+    words_i = narrow(words_i)
+    live_i = is_pending_i | (((words_i >> (node_i & 31)) & 1) != 0)
     if ck_ptr is not None:
         if h0 % GROUP == 0:
             store_rows(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    q_i = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
-    )
     mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
     mask = mask | (is_pending_i[None, :] & (rows_i[:, None] >= rows_i[None, :]) & live_i[:, None])
     products = gram(q_i, k_i)
@@ -324,10 +338,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_b08d1c01(
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows_i[:, None] != rows_i[None, :]), erase, 0.0)
-    g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
-    beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
-    g_i = load_once(g_rows + node_i * stride_gn, is_node_i).to(tl.float32)
-    beta_i = load_once(beta_rows + node_i * stride_betan, is_node_i).to(tl.float32)
+    g_i = narrow(first_gate0).to(tl.float32)
+    beta_i = narrow(second_gate0).to(tl.float32)
     pending_gates = kept * stride_pgs + ring_i * stride_pgn + h0
     g_i = tl.where(is_pending_i, tl.load(pg_ptr + pending_gates, mask=is_pending_i, other=0.0), g_i)
     beta_i = tl.where(is_pending_i, tl.load(pbeta_ptr + pending_gates, mask=is_pending_i, other=0.0), beta_i)

@@ -30,15 +30,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -79,10 +85,9 @@ def ancestor_bits(words, is_node, col_node, count):
 
 
 @triton.jit
-def ancestor_words(base, stride_n, is_node, node):
-    """Both words of the ancestor masks of some nodes."""
-    both = tl.load(base + node[:, None] * stride_n + tl.arange(0, 2)[None, :], mask=is_node[:, None], other=0)
-    return tl.split(both)
+def load_words(base, stride_n, is_node, node):
+    """Both words of the ancestor masks of some nodes, [rows, 2]."""
+    return tl.load(base + node[:, None] * stride_n + tl.arange(0, 2)[None, :], mask=is_node[:, None], other=0)
 
 
 @triton.jit
@@ -150,7 +155,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_c430ccc6(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -236,11 +241,16 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
     rows_i = lane + row_block * C
     node_i = rows_i
     is_node_i = node_i < count
-    words_i = ancestor_words(words_base, stride_wn, is_node_i, node_i)
+    words_i = load_words(words_base, stride_wn, is_node_i, node_i)
+    words_i = tl.split(words_i)
     live_i = own_bit(words_i, node_i)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
+    )
+    q_i = load_rows(
+        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+        stride_qn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
     )
     if ck_ptr is not None:
         if h0 % GROUP == 0:
@@ -248,10 +258,6 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    q_i = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
-    )
     k_squares_i = squares(k_i)
     k_scale_i = row_scale(k_squares_i)
     k_i = scaled_rows(k_i, k_scale_i)
@@ -269,15 +275,18 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
     rows_all = tl.arange(0, ROWS)
     node_all = rows_all
     is_node_all = node_all < count
-    words_all = ancestor_words(words_base, stride_wn, is_node_all, node_all)
+    words_all = load_words(words_base, stride_wn, is_node_all, node_all)
+    words_all = tl.split(words_all)
     live_all = own_bit(words_all, node_all)
     scratch = weights_ptr + tl.num_programs(0).to(tl.int64) * (8 * ROWS)
     scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (8 * ROWS)
     norms = scratch + 6 * ROWS
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
-    g_all = load_once(g_rows + node_all * stride_gn, is_node_all).to(tl.float32)
-    beta_all = load_once(beta_rows + node_all * stride_betan, is_node_all).to(tl.float32)
+    first_gate = load_wide(g_rows + node_all * stride_gn, is_node_all)
+    second_gate = load_wide(beta_rows + node_all * stride_betan, is_node_all)
+    g_all = narrow(first_gate).to(tl.float32)
+    beta_all = narrow(second_gate).to(tl.float32)
     g_all = tl.where(live_all, g_all, 0.0)
     beta_all = tl.where(live_all, beta_all, 0.0)
     if (ck_ptr is not None) and (row_block == 0):
@@ -288,8 +297,10 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
     tl.store(scratch + 2 * ROWS + rows_all, beta_all)
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h1 * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h1 * stride_betah
-    g_all = load_once(g_rows + node_all * stride_gn, is_node_all).to(tl.float32)
-    beta_all = load_once(beta_rows + node_all * stride_betan, is_node_all).to(tl.float32)
+    first_gate = load_wide(g_rows + node_all * stride_gn, is_node_all)
+    second_gate = load_wide(beta_rows + node_all * stride_betan, is_node_all)
+    g_all = narrow(first_gate).to(tl.float32)
+    beta_all = narrow(second_gate).to(tl.float32)
     g_all = tl.where(live_all, g_all, 0.0)
     beta_all = tl.where(live_all, beta_all, 0.0)
     if (ck_ptr is not None) and (row_block == 0):
@@ -302,7 +313,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
         rows_j = lane + block * C
         node_j = rows_j
         is_node_j = node_j < count
-        words_j = ancestor_words(words_base, stride_wn, is_node_j, node_j)
+        words_j = load_words(words_base, stride_wn, is_node_j, node_j)
+        words_j = tl.split(words_j)
         live_j = own_bit(words_j, node_j)
         mask = ancestor_bits(words_j, is_node_j, node_all, count) != 0
         tl.store(scratch + 0 * ROWS + rows_j, tl.sum(tl.where(mask, step_whole0[None, :], 0.0), axis=1))
@@ -345,7 +357,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
         rows_j = lane + column * C
         node_j = rows_j
         is_node_j = node_j < count
-        words_j = ancestor_words(words_base, stride_wn, is_node_j, node_j)
+        words_j = load_words(words_base, stride_wn, is_node_j, node_j)
+        words_j = tl.split(words_j)
         live_j = own_bit(words_j, node_j)
         k_j = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
@@ -366,7 +379,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_80f13c05(
             rows_r = lane + between * C
             node_r = rows_r
             is_node_r = node_r < count
-            words_r = ancestor_words(words_base, stride_wn, is_node_r, node_r)
+            words_r = load_words(words_base, stride_wn, is_node_r, node_r)
+            words_r = tl.split(words_r)
             live_r = own_bit(words_r, node_r)
             k_r = load_rows(
                 k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,

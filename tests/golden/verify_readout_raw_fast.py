@@ -29,15 +29,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -100,7 +106,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_a8b64a62(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_7888adda(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -184,7 +190,8 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_a8b64a62(
         return
     node = rows
     is_node = node < count
-    words = load_once(words_base + node * stride_wn, is_node)
+    words = load_wide(words_base + node * stride_wn, is_node)
+    words = narrow(words)
     live = (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
@@ -214,9 +221,10 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_a8b64a62(
     k = scaled_rows(k, k_scale)
     q = scaled_rows(q, q_scale)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+    state_cols = (cols < DV) & (slot >= 0)
     ks = tl.zeros([ROWS, BV], dtype=tl.float32)
     qs = tl.zeros([ROWS, BV], dtype=tl.float32)
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, BK)
+    s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
     s = s.to(tl.bfloat16)
     ks = state_product(k, s, ks)
     qs = state_product(q, s, qs)

@@ -32,15 +32,21 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
-def load_once(ptr, ok):
-    """One value a row, loaded by few threads; 0 where not wanted.
+def load_wide(ptr, ok):
+    """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
     WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
-    return tl.max(tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0), axis=1)
+    return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
+
+
+@triton.jit
+def narrow(wide):
+    """The value of each row."""
+    return tl.max(wide, axis=1)
 
 
 @triton.jit
@@ -81,10 +87,9 @@ def ancestor_bits(words, is_node, col_node, count):
 
 
 @triton.jit
-def ancestor_words(base, stride_n, is_node, node):
-    """Both words of the ancestor masks of some nodes."""
-    both = tl.load(base + node[:, None] * stride_n + tl.arange(0, 2)[None, :], mask=is_node[:, None], other=0)
-    return tl.split(both)
+def load_words(base, stride_n, is_node, node):
+    """Both words of the ancestor masks of some nodes, [rows, 2]."""
+    return tl.load(base + node[:, None] * stride_n + tl.arange(0, 2)[None, :], mask=is_node[:, None], other=0)
 
 
 @triton.jit
@@ -117,7 +122,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_8c2e45ec(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_8cef5e0e(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -223,7 +228,8 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_8c2e45ec(
         is_pending = rows < plength
         is_node = (node >= 0) & (node < count)
         ring = (pstart + rows) % pcapacity
-        words = ancestor_words(words_base, stride_wn, is_node, node)
+        words = load_words(words_base, stride_wn, is_node, node)
+        words = tl.split(words)
         live = is_pending | own_bit(words, node)
         v = load_rows(
             v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
@@ -260,9 +266,10 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n64p16_8c2e45ec(
         k = scaled_rows(k, k_scale)
         q = scaled_rows(q, q_scale)
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+        state_cols = (cols < DV) & (slot >= 0)
         ks = tl.zeros([ROWS, BV], dtype=tl.float32)
         qs = tl.zeros([ROWS, BV], dtype=tl.float32)
-        s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, BK)
+        s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
         high = s.to(tl.bfloat16)
         low = (s - high.to(tl.float32)).to(tl.bfloat16)
         ks = state_product(k, high, state_product(k, low, ks))

@@ -183,6 +183,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "SOLVER": "inverse",
         "WHOLE": False,
         "PERSIST": False,
+        "UNREAD": False,
         "LOG2E": math.log2(math.e),
         "ONE_SUM": problem.precision == "fast" and problem.op == "verify",
         "WEIGHTS": weights(problem),

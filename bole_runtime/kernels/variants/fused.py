@@ -59,6 +59,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
         WHOLE=True,
+        UNREAD=True,
         **c.solve_context(config),
         config_line=str(config),
     )

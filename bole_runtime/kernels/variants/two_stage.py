@@ -116,6 +116,7 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
             "PROGRAMS": (config["programs"], "programs that walk over heads and value tiles"),
         },
         PERSIST=bool(config["programs"]),
+        UNREAD=bool(config["programs"]),
         WHOLE=True,
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
