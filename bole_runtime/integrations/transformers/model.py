@@ -11,32 +11,9 @@ from typing import Any
 import torch
 
 from bole_runtime.integrations.transformers.cache import TreeCache
-from bole_runtime.state import LayerGeometry
+from bole_runtime.integrations.transformers.mixers import ATTENTION, POINTWISE, RECURRENT
 from bole_runtime.state.round import Round
 
-#: Raw inputs of the convolution [B, N, C], z [B, N, HV, dv], b and a [B, N, HV].
-Projected = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
-
-
-def _by_key_heads(module: Any, hidden: torch.Tensor) -> Projected:
-    made = module.fix_query_key_value_ordering(module.in_proj_qkvz(hidden), module.in_proj_ba(hidden))
-    q, k, v, z, b, a = made
-    return torch.cat([t.flatten(2) for t in (q, k, v)], -1), z, b, a
-
-
-def _by_parts(module: Any, hidden: torch.Tensor) -> Projected:
-    z = module.in_proj_z(hidden).unflatten(-1, (-1, module.head_v_dim))
-    return module.in_proj_qkv(hidden), z, module.in_proj_b(hidden), module.in_proj_a(hidden)
-
-
-#: Recurrent layers by the name of their class, with how each projects.
-RECURRENT: dict[str, Callable[[Any, torch.Tensor], Projected]] = {
-    "Qwen3NextGatedDeltaNet": _by_key_heads,
-    "Qwen3_5GatedDeltaNet": _by_parts,
-    "Qwen3_5MoeGatedDeltaNet": _by_parts,
-}
-#: Attention layers that take a mask as it is given to them.
-ATTENTION = ("Qwen3NextAttention", "Qwen3_5Attention", "Qwen3_5MoeAttention")
 #: Implementations of attention that take any mask.
 IMPLEMENTATIONS = ("eager", "sdpa")
 
@@ -92,8 +69,8 @@ class HybridModel:
         """Look at every layer of a model.
 
         Args:
-            model: ``Qwen3NextForCausalLM``, ``Qwen3_5ForCausalLM``, ``Qwen3_5MoeForCausalLM`` or a model with the same
-                layers, in eval mode.
+            model: ``Qwen3NextForCausalLM``, ``Qwen3_5ForCausalLM``, ``Qwen3_5MoeForCausalLM``,
+                ``KimiLinearForCausalLM``, ``NemotronHForCausalLM`` or a model with the same layers, in eval mode.
 
         Raises:
             ImportError: transformers is not installed.
@@ -111,28 +88,23 @@ class HybridModel:
         if model.training:
             raise ValueError("model: in training mode; call model.eval() first")
         self.config: Any = self.text.config
-        self.recurrent, self.attention = _sorted_layers(self.text.layers)
+        found, self.attention = _sorted_layers(self.text.layers)
+        self.recurrent = list(found)
+        self.modules: list[Any] = list(found.values())
         self._check_settings()
-        self.modules: list[Any] = [self.text.layers[n].linear_attn for n in self.recurrent]
-        self.projections = [RECURRENT[type(m).__name__] for m in self.modules]
-        self.geometries = [
-            LayerGeometry(
-                m.num_k_heads, m.num_v_heads, m.head_k_dim, m.head_v_dim, gate_mode="raw", conv_width=m.conv_kernel_size
-            )
-            for m in self.modules
-        ]
+        self.mixers = [RECURRENT[type(m).__name__] for m in self.modules]
+        self.geometries = [mixer.geometry(m) for mixer, m in zip(self.mixers, self.modules, strict=True)]
         self.vocabulary = int(getattr(self.head, "out_features", None) or self.head.weight.shape[0])
 
     def _check_settings(self) -> None:
-        act = self.config.hidden_act
-        if act not in ("silu", "swish"):
-            raise ValueError(f"model: hidden_act = {act!r} is not allowed; allowed: silu, swish")
+        act = {m.activation for m in self.modules} - {"silu", "swish"}
+        if act:
+            raise ValueError(f"model: activation {act.pop()!r} of a convolution is not allowed; allowed: silu, swish")
         used = self.config._attn_implementation
         if self.attention and used not in IMPLEMENTATIONS:
             raise ValueError(
                 f"model: attn_implementation = {used!r} takes no ancestor mask; allowed: {', '.join(IMPLEMENTATIONS)}"
             )
-
         devices = {str(p.device) for p in (*self.text.parameters(), *self.head.parameters())}
         if len(devices) > 1:
             raise ValueError(f"model: is spread over {', '.join(sorted(devices))}; allowed: one device")
@@ -140,13 +112,13 @@ class HybridModel:
     @property
     def device(self) -> torch.device:
         """Where the inputs go."""
-        where: torch.device = self.text.embed_tokens.weight.device
+        where: torch.device = self.text.get_input_embeddings().weight.device
         return where
 
     @property
     def dtype(self) -> torch.dtype:
         """Of the hidden states."""
-        made: torch.dtype = self.text.embed_tokens.weight.dtype
+        made: torch.dtype = self.text.get_input_embeddings().weight.dtype
         return made
 
     @torch.no_grad()
@@ -161,7 +133,10 @@ class HybridModel:
         # All ones and no mask at all are the same to the model; positions count from 0.
         hidden = self.text(input_ids=ids, cache=cache, use_cache=True).last_hidden_state
         layers = cache.layers
-        states = [layers[n].recurrent_states[0][0] for n in self.recurrent]
+        states = [
+            s if mixer.layout == "dk_dv" else s.transpose(-1, -2)
+            for mixer, s in zip(self.mixers, (layers[n].recurrent_states[0][0] for n in self.recurrent), strict=True)
+        ]
         convs = [
             layers[n].conv_states[0][0, :, 1 - g.conv_width :]
             for n, g in zip(self.recurrent, self.geometries, strict=True)
@@ -213,45 +188,33 @@ class HybridModel:
                     module.forward = forward
 
     def _forward_of(self, n: int, rnd: Round) -> Callable[..., torch.Tensor]:
-        module, project, geometry = self.modules[n], self.projections[n], self.geometries[n]
-        sizes = [geometry.key_heads * geometry.dk] * 2 + [geometry.value_heads * geometry.dv]
+        module, mixer, geometry = self.modules[n], self.mixers[n], self.geometries[n]
 
         def forward(hidden_states: torch.Tensor, **_: Any) -> torch.Tensor:
-            raw, z, b, a = project(module, hidden_states)
-            mixed = rnd.conv(n, raw, module.conv1d.weight.squeeze(1), module.conv1d.bias)
-            q, k, v = mixed.split(sizes, -1)
-            out = rnd.verify(
-                n,
-                q.unflatten(-1, (-1, geometry.dk)),
-                k.unflatten(-1, (-1, geometry.dk)),
-                v.unflatten(-1, (-1, geometry.dv)),
-                gates={"a": a, "b": b, "A_log": module.A_log, "dt_bias": module.dt_bias},
-            )
-            normed = module.norm(out.reshape(-1, geometry.dv), z.reshape(-1, geometry.dv))
-            made: torch.Tensor = module.out_proj(normed.reshape(*hidden_states.shape[:-1], -1))
-            return made
+            return mixer.forward(module, geometry, rnd, n, hidden_states)
 
         return forward
 
 
-def _sorted_layers(layers: Any) -> tuple[list[int], list[int]]:
-    """Return the indices of recurrent and of attention layers.
+def _sorted_layers(layers: Any) -> tuple[dict[int, Any], list[int]]:
+    """Return the recurrent modules by the index of their layers, and the indices of attention layers.
 
     Raises:
         ValueError: layers that are neither, named; or none is recurrent.
     """
-    recurrent: list[int] = []
+    recurrent: dict[int, Any] = {}
     attention: list[int] = []
     unknown: dict[str, list[int]] = {}
     for n, layer in enumerate(layers):
-        parts = [type(child).__name__ for child in layer.children()]
-        if type(getattr(layer, "linear_attn", None)).__name__ in RECURRENT:
-            recurrent.append(n)
-        elif type(getattr(layer, "self_attn", None)).__name__ in ATTENTION:
+        parts = {type(child).__name__: child for child in layer.children()}
+        mixer = next((name for name in parts if name in RECURRENT), None)
+        if mixer is not None:
+            recurrent[n] = parts[mixer]
+        elif any(name in ATTENTION for name in parts):
             attention.append(n)
-        else:
+        elif not any(name in POINTWISE for name in parts):
             # Layers of transformers hold their mixer first.
-            unknown.setdefault(parts[0] if parts else type(layer).__name__, []).append(n)
+            unknown.setdefault(next(iter(parts), type(layer).__name__), []).append(n)
     if unknown:
         shown = "; ".join(f"{name} in layers {', '.join(map(str, which))}" for name, which in unknown.items())
         raise ValueError(f"model: not supported: {shown}; allowed: {', '.join((*RECURRENT, *ATTENTION))}")
