@@ -90,7 +90,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
-            "prepare_regs": 168 if rows <= 16 else 0,
+            "prepare_regs": 0,
             "share": False,
             "prefetch": False,
             "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
