@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 16
-# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True)
+# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -402,10 +402,10 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3c409172(
     mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
-    k = scaled_rows(k, k_scale)
-    q = scaled_rows(q, q_scale)
 
     # The committed state, read once.
+    k = scaled_rows(k, k_scale)
+    q = scaled_rows(q, q_scale)
     ks = tl.zeros([BV, ROWS], dtype=tl.float32)
     qs = tl.zeros([BV, ROWS], dtype=tl.float32)
     s = s.to(tl.bfloat16)

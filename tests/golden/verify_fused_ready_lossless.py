@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 16 pending 0
-# config: fused(orient=state, bv=32, state_dot=bf16x2, mix=tf32x3, solve=fp16x2, warps=4, prefetch=True)
+# config: fused(orient=state, bv=32, state_dot=bf16x2, mix=tf32x3, solve=fp16x2, warps=4, prefetch=True, stack=True)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, lossless."""
 
@@ -183,6 +183,38 @@ def state_product(x, s, acc):
     return tl.dot(s, tl.trans(x), acc)
 
 
+@triton.jit
+def load_stacked(k_base, stride_kn, q_base, stride_qn, node, is_key, node_ok):
+    """Rows of k, and below them those of q, [2 rows, DK_PAD]; 0 where not wanted."""
+    d = tl.arange(0, DK_PAD)
+    wanted = node_ok[:, None]
+    if DK % DK_PAD != 0:
+        wanted = wanted & (d < DK)[None, :]
+    k_at = k_base + node[:, None] * stride_kn + d[None, :]
+    q_at = q_base + node[:, None] * stride_qn + d[None, :]
+    return tl.load(tl.where(is_key[:, None], k_at, q_at), mask=wanted, other=0.0)
+
+
+@triton.jit
+def upper_and_lower(x):
+    """The two halves of the rows of a matrix."""
+    R: tl.constexpr = x.shape[0] // 2
+    return tl.split(tl.permute(tl.reshape(x, (2, R, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit
+def left_and_right(x):
+    """The two halves of the columns of a matrix."""
+    R: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, R)), (0, 2, 1)))
+
+
+@triton.jit
+def halves(x):
+    """The two halves of a vector."""
+    return tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
+
+
 @triton.jit(
     do_not_specialize=[
 "nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
@@ -194,7 +226,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8905f6da(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8f422b3c(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -283,15 +315,14 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8905f6da(
     )
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
-    k = load_rows(
-        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node, is_node, 0, DK, DK_PAD,
-    )
-    q = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node, is_node, 0, DK, DK_PAD,
-    )
 
+    # k rows above q rows: one load to wait for, one Gram matrix, one product with the state.
+    stacked = tl.arange(0, 2 * ROWS)
+    stacked_node = stacked % ROWS
+    is_key = stacked < ROWS
+    k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+    q_base = q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh
+    kq = load_stacked(k_base, stride_kn, q_base, stride_qn, stacked_node, is_key, stacked_node < count)
     # A padding request has no nodes, and zeros for an output.
     unread = (slot < 0) & is_node
     is_node = is_node & (slot >= 0)
@@ -313,30 +344,24 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8905f6da(
             tl.store(cbeta_ptr + gate_rows, beta, mask=is_node)
             if h % GROUP == 0:
                 store_rows(
-                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
-                    stride_ckn, node, is_node, 0, k, DK, DK_PAD,
+                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked_node,
+                    is_key & (stacked_node < count) & (slot >= 0), 0, kq, DK, DK_PAD,
                 )
 
     # R = P (I + A)^-1 diag(beta): what the output takes from each pseudo-value's right-hand side.
     mask = ancestor_bits(words, is_node, node, count) != 0
-    products = gram(q, k)
-    erase = gram(k, k)
-    k_squares = diagonal(erase)
-    q_squares = diagonal(gram(q, q))
+    grams = gram(kq, kq)
+    kq_squares = diagonal(grams)
     # Rows too large to square are scaled, and the eps under their root with them.
-    k_scale = row_scale(k_squares)
-    q_scale = row_scale(q_squares)
-    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
-        k_fit = scaled_rows(k, k_scale)
-        q_fit = scaled_rows(q, q_scale)
-        products = gram(q_fit, k_fit)
-        erase = gram(k_fit, k_fit)
-        k_squares = diagonal(erase)
-        q_squares = diagonal(gram(q_fit, q_fit))
-    k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
-    q_norm = tl.rsqrt(q_squares + EPS * q_scale * q_scale)
-    products = products * q_norm[:, None] * k_norm[None, :]
-    erase = erase * k_norm[:, None] * k_norm[None, :]
+    kq_scale = row_scale(kq_squares)
+    if tl.min(kq_scale, axis=0) < 1.0:
+        kq_fit = scaled_rows(kq, kq_scale)
+        grams = gram(kq_fit, kq_fit)
+        kq_squares = diagonal(grams)
+    kq_norm = tl.rsqrt(kq_squares + EPS * kq_scale * kq_scale)
+    grams = grams * kq_norm[:, None] * kq_norm[None, :]
+    k_norm, q_norm = halves(kq_norm)
+    erase, products = upper_and_lower(left_and_right(grams)[0])
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
     steps = tl.minimum(tl.max(depths, axis=0), ROWS - 1)
@@ -347,16 +372,14 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8905f6da(
     mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
-    k = scaled_rows(k, k_scale)
-    q = scaled_rows(q, q_scale)
 
     # The committed state, read once.
-    ks = tl.zeros([BV, ROWS], dtype=tl.float32)
-    qs = tl.zeros([BV, ROWS], dtype=tl.float32)
+    kq = scaled_rows(kq, kq_scale)
     high = s.to(tl.bfloat16)
     low = (s - high.to(tl.float32)).to(tl.bfloat16)
-    ks = state_product(k, high, state_product(k, low, ks))
-    qs = state_product(q, high, state_product(q, low, qs))
+    both = tl.zeros([BV, 2 * ROWS], dtype=tl.float32)
+    both = state_product(kq, high, state_product(kq, low, both))
+    ks, qs = left_and_right(both)
     x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
     x = tl.where(live[None, :], x, 0.0)
     o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)

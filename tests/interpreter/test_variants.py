@@ -42,6 +42,7 @@ VERIFY: tuple[tuple[Pin, Draw], ...] = (
     (pin("two_stage", programs=128, bv=16), draw((9, 14, 5), THREE, (40, 48), packed=True)),
     (pin("two_stage", programs=128, bv=16, orient="state"), draw((6, 20), ONE, (40, 20), pending=5, mode="raw")),
     (pin("fused", bv=16, solve="fp32"), draw((13, 9), ONE, (20, 16))),
+    (pin("fused", bv=16, stack=False), draw((11, 3), TWO, (20, 16), mode="raw")),
     (pin("two_stage", share=True), draw((13, 9), TWO, (24, 16), mode="raw")),
     (pin("two_stage", share=True, row_block=16, prepare_warps=1), draw((14, 9), TWO, (16, 16), pending=16)),
     (pin("two_stage", share=True, row_block=16, prepare_warps=1), draw((21, 33), THREE, (16, 20), packed=True)),

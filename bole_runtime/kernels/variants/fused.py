@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH)
+STACK = Param("stack", (False, True), "k and q in one operand of every product", ordered=False)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -21,6 +22,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
+    if config["stack"] and problem.pending:
+        return "k rows of two segments are not stacked with q rows"
     return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
 
@@ -38,6 +41,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "solve": c.default_solve(problem),
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
+            "stack": not problem.pending,
         }
     )
 
@@ -58,6 +62,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
+        STACK=config["stack"],
         WHOLE=True,
         UNREAD=True,
         **c.solve_context(config),

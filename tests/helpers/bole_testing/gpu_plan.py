@@ -120,6 +120,8 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False), nodes=32),
     _entry(pin("two_stage", programs=128, bv=32, solve="tf32", mix_store="fp32"), "fast", nodes=64, pending=64),
     _entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
+    _entry(pin("fused", bv=32, solve="fp16", stack=False), "fast", nodes=16),
+    _entry(pin("fused", bv=16, warps=1, solve="fp16x2"), nodes=16, packed=True, capture=True),
     _entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
     _entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
     _entry(pin("two_stage", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),

@@ -1,0 +1,21 @@
+"""Lossless tree decoding of hybrid transformers models: every proposal tree in one forward, on a CPU or a GPU.
+
+``import bole_runtime.integrations.transformers`` does not import transformers; the first decoder does.
+"""
+
+from __future__ import annotations
+
+from bole_runtime.integrations.transformers.decode import RoundResult, TreeDecoder, generate, stream
+from bole_runtime.integrations.transformers.draft import Drafter, PromptLookup, Proposal
+from bole_runtime.integrations.transformers.draft_model import ModelDrafter
+
+__all__ = [
+    "Drafter",
+    "ModelDrafter",
+    "PromptLookup",
+    "Proposal",
+    "RoundResult",
+    "TreeDecoder",
+    "generate",
+    "stream",
+]

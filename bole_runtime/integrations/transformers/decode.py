@@ -1,0 +1,298 @@
+"""Decoding by rounds: draft, one forward over all trees, acceptance, commit."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from bole_runtime.integrations.transformers.cache import TreeCache
+from bole_runtime.integrations.transformers.draft import Drafter, PromptLookup, Proposal, checked
+from bole_runtime.integrations.transformers.inputs import Request, as_rows, joined, pad_token, requests, stop_tokens
+from bole_runtime.integrations.transformers.model import HybridModel, library
+from bole_runtime.sampling import Acceptance, SamplingParams, accept
+from bole_runtime.state import StateManager
+from bole_runtime.state.round import Round
+from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.tree import MAX_NODES
+
+Prompts = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+_NOTHING = Proposal((), ())
+
+
+@dataclass(frozen=True)
+class RoundResult:
+    """What one round added.
+
+    Attributes:
+        tokens: the new tokens of each prompt; none where it had ended.
+        nodes: nodes of each tree, the root included; 0 where a prompt had ended, and in the first result, which is the
+            prefill's.
+        accepted: nodes on the accepted path of each tree, the root included; 0 likewise.
+    """
+
+    tokens: list[list[int]]
+    nodes: list[int]
+    accepted: list[int]
+
+
+class TreeDecoder:
+    """Decodes prompts with proposal trees; the tokens are those of decoding without them.
+
+    Made once for a model: pools and buffers are sized for ``max_batch`` prompts and ``budget`` nodes.
+
+    Attributes:
+        hybrid: the model.
+        manager: states of its recurrent layers.
+        drafter: proposes; None decodes token by token.
+        budget: most nodes of a proposal.
+    """
+
+    def __init__(
+        self, model: Any, drafter: Drafter | None = None, *, budget: int = 15, max_batch: int = 1, policy: str = "eager"
+    ) -> None:
+        """Check a model and allocate.
+
+        Args:
+            model: see :class:`~bole_runtime.integrations.transformers.model.HybridModel`.
+            drafter: see :class:`~bole_runtime.integrations.transformers.Drafter`. None: a tree is its root.
+            budget: most nodes of a proposal, beside the root.
+            max_batch: most prompts at a time.
+            policy: when accepted tokens enter the states; see docs/runtime.md.
+
+        Raises:
+            ImportError: transformers is not installed.
+            TypeError: not a model, or not a drafter.
+            ValueError: a model that is not supported (the layers are named), or a size out of range.
+        """
+        if drafter is not None and not isinstance(drafter, Drafter):
+            raise TypeError(f"drafter: {type(drafter).__name__} has no method propose(context, budget)")
+        if not 0 <= budget < MAX_NODES:
+            raise ValueError(f"budget: {budget} is not allowed; allowed: 0 to {MAX_NODES - 1}")
+        if max_batch < 1:
+            raise ValueError(f"max_batch: {max_batch} is not allowed; allowed: 1 or more")
+        self.hybrid = HybridModel(model)
+        self.drafter, self.budget = drafter, budget
+        self.manager = StateManager(
+            self.hybrid.geometries,
+            slots=max_batch,
+            max_batch=max_batch,
+            max_nodes=budget + 1,
+            dtype=self.hybrid.dtype,
+            policy=policy,
+            device=self.hybrid.device,
+        )
+
+    def rounds(
+        self,
+        input_ids: Prompts,
+        *,
+        attention_mask: torch.Tensor | None = None,
+        max_new_tokens: int = 64,
+        params: SamplingParams | None = None,
+        seeds: Sequence[int] | int = 0,
+        eos_token_id: int | Sequence[int] | None = None,
+    ) -> Iterator[RoundResult]:
+        """Decode, and yield what each round adds.
+
+        Args:
+            input_ids: int [B, P] or [P], or token lists, which may differ in length.
+            attention_mask: for a tensor, [B, P]; tokens where it is 0 are left out.
+            max_new_tokens: of each prompt.
+            params: for B prompts, on the model's device. Default: greedy.
+            seeds: one a prompt, or one from which prompt b takes ``seeds + b``. Prompt and seed decide the tokens.
+            eos_token_id: ends a prompt. Default: the model's; an empty sequence: nothing does.
+
+        Returns:
+            An iterator. Stopping early is safe.
+
+        Raises:
+            TypeError: an argument has a wrong type.
+            ValueError: an argument is wrong, or (later) a proposal or the model's logits cannot be used.
+        """
+        if max_new_tokens < 1:
+            raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; allowed: 1 or more")
+        texts = requests(input_ids, attention_mask, self.hybrid.vocabulary)
+        if params is not None and params.batch != len(texts):
+            raise ValueError(f"params: for {params.batch} prompts, but there are {len(texts)}")
+        if len(texts) > self.manager.config.max_batch:
+            raise ValueError(
+                f"input_ids: {len(texts)} prompts; allowed: at most max_batch = {self.manager.config.max_batch}"
+            )
+        given = [seeds + b for b in range(len(texts))] if isinstance(seeds, int) else list(seeds)
+        if len(given) != len(texts):
+            raise ValueError(f"seeds: {len(given)} for {len(texts)} prompts")
+        stop = stop_tokens(self.hybrid.model, eos_token_id)
+        made = [Request(text, max_new_tokens, stop) for text in texts]
+        return self._decode(made, params, torch.tensor(given, device=self.hybrid.device))
+
+    @torch.no_grad()
+    def _start(self, texts: Sequence[Request], slots: list[int]) -> tuple[torch.Tensor, TreeCache]:
+        """Read the prompts one by one; return the logits after each and their keys and values."""
+        read = []
+        for slot, request in zip(slots, texts, strict=True):
+            done = self.hybrid.prefill(request.text)
+            self.manager.import_states(slot, done.states, done.conv_states)
+            read.append(done)
+        cache = TreeCache(
+            library().DynamicCache(config=self.hybrid.config),
+            self.hybrid.attention,
+            [done.keys for done in read],
+            [done.values for done in read],
+            [len(request.text) for request in texts],
+            self.hybrid.device,
+        )
+        return torch.cat([done.logits for done in read]), cache
+
+    def _decode(
+        self, texts: list[Request], params: SamplingParams | None, seeds: torch.Tensor
+    ) -> Iterator[RoundResult]:
+        batch, device, none = len(texts), self.hybrid.device, [0] * len(texts)
+        slots: list[int] = []
+        by_nodes: dict[int, Round] = {}
+        try:
+            slots.extend(self.manager.allocate() for _ in texts)
+            where = torch.tensor(slots, dtype=torch.int32, device=device)
+            logits, cache = self._start(texts, slots)
+            last = torch.tensor([[request.text[-1]] for request in texts], device=device)
+            root = TreeBatch.chain(batch, 1, device)
+            # The last token of a prompt is a tree of its own: what follows it is drawn like everything else.
+            got = _accept(logits[:, None], last, root, params, seeds, cache.lengths - 1)
+            yield RoundResult(_extend(texts, got)[0], none, none)
+            committed = [request.prompt for request in texts]
+            while not all(request.done for request in texts):
+                proposals = [None if request.done else self._propose(request) for request in texts]
+                counts = [0 if p is None else 1 + len(p.tokens) for p in proposals]
+                nodes = self._bucket(max(counts))
+                if nodes not in by_nodes:
+                    by_nodes[nodes] = self.manager.round(TreeBatch(batch, nodes, device=device), where)
+                rnd = by_nodes[nodes]
+                host_tokens, parents = joined(texts, proposals, nodes)
+                tokens = host_tokens.to(device)
+                rnd.tree.update_(parents.to(device))
+                logits = self.hybrid.verify(tokens, rnd, cache)
+                got = _accept(logits, tokens, rnd.tree, params, seeds, cache.lengths)
+                rnd.commit(got.accepted)
+                added, lengths = _extend(texts, got)
+                committed = [n + m for n, m in zip(committed, lengths, strict=True)]
+                cache.keep(got, max(committed))
+                yield RoundResult(added, counts, lengths)
+        finally:
+            for rnd in by_nodes.values():
+                rnd.abandon()
+            for slot in slots:
+                self.manager.free(slot)
+
+    def _propose(self, request: Request) -> Proposal:
+        # A path longer than what is still wanted would be cut off anyway; the last token needs no draft at all.
+        budget = self.budget if request.left > 1 else 0
+        if self.drafter is None or not budget:
+            return _NOTHING
+        return checked(self.drafter.propose(request.text, budget), budget, self.hybrid.vocabulary, self.drafter)
+
+    def _bucket(self, nodes: int) -> int:
+        """Return the capacity of the tree that a round uses: few distinct ones, so that few are made."""
+        return min(1 << (nodes - 1).bit_length(), self.budget + 1)
+
+
+def _accept(
+    logits: torch.Tensor,
+    tokens: torch.Tensor,
+    tree: TreeBatch,
+    params: SamplingParams | None,
+    seeds: torch.Tensor,
+    positions: torch.Tensor,
+) -> Acceptance:
+    if params is None:
+        return accept(logits, tokens, tree)
+    return accept(logits, tokens, tree, method="sample", params=params, seeds=seeds, positions=positions)
+
+
+def _extend(texts: list[Request], got: Acceptance) -> tuple[list[list[int]], list[int]]:
+    """Append the new tokens to the texts; return those, and the length of each path. One read of the device."""
+    rows = torch.cat((got.tokens, got.lengths[:, None], got.status[:, None]), 1).tolist()
+    bad = [b for b, row in enumerate(rows) if row[-1]]
+    if bad:
+        raise ValueError(f"model: logits of prompts {bad} have a NaN, an infinity or no finite value")
+    lengths = [row[-2] for row in rows]
+    return [r.extend(row[:n]) for r, row, n in zip(texts, rows, lengths, strict=True)], lengths
+
+
+def stream(
+    model: Any,
+    input_ids: Prompts,
+    *,
+    drafter: Drafter | None = None,
+    budget: int = 15,
+    policy: str = "eager",
+    **options: Any,
+) -> Iterator[int]:
+    """Decode one prompt and yield its tokens as they are known, several at a time where a path was accepted.
+
+    Args:
+        model: see :class:`TreeDecoder`.
+        input_ids: int [P] or [1, P], or a list of tokens.
+        drafter: default, :class:`~bole_runtime.integrations.transformers.PromptLookup`.
+        budget: most nodes of a proposal.
+        policy: of the state manager.
+        **options: of :meth:`TreeDecoder.rounds`.
+
+    Returns:
+        An iterator over the new tokens.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is wrong.
+    """
+    decoder = TreeDecoder(model, PromptLookup() if drafter is None else drafter, budget=budget, policy=policy)
+    rounds = decoder.rounds(input_ids, **options)
+    return (token for result in rounds for token in result.tokens[0])
+
+
+def generate(
+    model: Any,
+    input_ids: Prompts,
+    *,
+    drafter: Drafter | None = None,
+    budget: int = 15,
+    policy: str = "eager",
+    **options: Any,
+) -> torch.Tensor | list[list[int]]:
+    """Decode prompts with proposal trees: the tokens of ``model.generate(..., do_sample=False)``, or drawn by seeds.
+
+    Args:
+        model: see :class:`TreeDecoder`.
+        input_ids: int [B, P] or [P], or token lists, which may differ in length.
+        drafter: default, :class:`~bole_runtime.integrations.transformers.PromptLookup`.
+        budget: most nodes of a proposal.
+        policy: of the state manager.
+        **options: of :meth:`TreeDecoder.rounds`: ``attention_mask``, ``max_new_tokens``, ``params``, ``seeds``,
+            ``eos_token_id``.
+
+    Returns:
+        For a tensor, prompts and new tokens, int64 [B, P + new], padded as ``model.generate`` does. For lists, prompt
+        and new tokens of each.
+
+    Raises:
+        TypeError: an argument has a wrong type.
+        ValueError: an argument is wrong.
+    """
+    prompts = as_rows(input_ids)
+    decoder = TreeDecoder(
+        model,
+        PromptLookup() if drafter is None else drafter,
+        budget=budget,
+        max_batch=max(1, len(prompts)),
+        policy=policy,
+    )
+    new: list[list[int]] = [[] for _ in prompts]
+    for result in decoder.rounds(input_ids, **options):
+        for row, tokens in zip(new, result.tokens, strict=True):
+            row.extend(tokens)
+    rows = [prompt + row for prompt, row in zip(prompts, new, strict=True)]
+    if not isinstance(input_ids, torch.Tensor):
+        return rows
+    pad, width = pad_token(model, options.get("eos_token_id")), max(len(row) for row in rows)
+    return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=input_ids.device)
