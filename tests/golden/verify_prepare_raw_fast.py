@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: solve=fp16 row_block=16 share=False mix_store=bf16 pdl=True
+# config: solve=fp16 row_block=16 share=False mix_store=bf16 pdl=True prepare_regs=168
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -180,7 +180,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_b17353f1(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_df01c100(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -26,6 +26,7 @@ def config(**changes: object) -> Config:
         "solve": "tf32x3",
         "warps": 1,
         "prefetch": True,
+        "stack": False,
     }
     return get_variant("verify", "fused").config({**values, **changes})
 
@@ -54,7 +55,7 @@ def test_a_shipped_kernel_is_taken(shipped: dict[str, Path], tmp_path: Path) -> 
     assert not (tmp_path / "cache").exists()
 
 
-@pytest.mark.parametrize("changes", [{"bv": 32}, {"warps": 2}, {"prefetch": False}])
+@pytest.mark.parametrize("changes", [{"bv": 32}, {"warps": 2}, {"prefetch": False}, {"stack": True}])
 def test_a_shipped_kernel_of_another_configuration_is_not(shipped: dict[str, Path], changes: dict[str, object]) -> None:
     # The grid and the scratch of one configuration with the tiles of another would read and write elsewhere.
     name = render(PROBLEM, config())[0].name

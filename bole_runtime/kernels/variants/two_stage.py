@@ -9,6 +9,9 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
+PREPARE_REGS = Param(
+    "prepare_regs", (0, 128, 168), "most registers of the first kernel, which waits more than it works; 0: no limit"
+)
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
 PDL = Param(
@@ -27,6 +30,7 @@ PARAMS = (
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
+    PREPARE_REGS,
     SHARE,
     MIX_STORE,
     PDL,
@@ -86,6 +90,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
+            "prepare_regs": 168 if rows <= 16 else 0,
             "share": False,
             "prefetch": False,
             "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
@@ -162,7 +167,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         PDL=config["pdl"],
         WHOLE=blocks == 1,
         **c.solve_context(config),
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl"),
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "prepare_regs"),
     )
     return (
         KernelPlan(
@@ -173,6 +178,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             1,
             verify_arguments(problem),
             c.SCRATCH,
+            registers=config["prepare_regs"],
         ),
         readout_plan(problem, config, config["mix_store"]),
     )
