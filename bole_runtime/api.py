@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 import torch
@@ -174,6 +174,20 @@ def commit(
         TypeError: an argument has a wrong type or dtype.
         ValueError: a wrong shape, device, stride or value. Nothing has been written.
     """
+    checked_commit(pool, slots, factors, accepted, precision=precision, variant=variant, validate=validate)()
+
+
+def checked_commit(
+    pool: torch.Tensor | Sequence[torch.Tensor],
+    slots: torch.Tensor,
+    factors: Factors | Sequence[Factors],
+    accepted: torch.Tensor,
+    *,
+    precision: str = "lossless",
+    variant: Config | None = None,
+    validate: bool | None = None,
+) -> Callable[[], None]:
+    """Check the arguments of :func:`commit` and return what does it, for callers with more than one thing to write."""
     pools = (pool,) if isinstance(pool, torch.Tensor) else check.as_tuple("pool", pool, "a torch.Tensor")
     parts = (factors,) if isinstance(factors, Factors) else check.as_tuple("factors", factors, "a Factors")
     if len(pools) != len(parts) or not pools:
@@ -199,8 +213,13 @@ def commit(
         for part in parts:
             if part.pending is not None:
                 values.check_pending_values(part.pending, slots)
-    if tree.max_batch:
-        backend.commit(CommitCall(spec, layers, slots, accepted, tree, precision, variant))
+    call = CommitCall(spec, layers, slots, accepted, tree, precision, variant)
+
+    def run() -> None:
+        if tree.max_batch:
+            backend.commit(call)
+
+    return run
 
 
 __all__ = ["commit", "verify"]

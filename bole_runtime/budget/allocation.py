@@ -8,7 +8,7 @@ import torch
 
 from bole_runtime.backends import backend_name
 from bole_runtime.tree import STATUS_TOTAL, TreeBatch
-from bole_runtime.tree.check import check_index_tensor
+from bole_runtime.tree.check import INDEX_DTYPES, check_capacity, check_index_tensor
 
 
 class Allocation(NamedTuple):
@@ -57,8 +57,18 @@ def reach(
     Returns:
         fp32 [B, C]: 2 for roots; for other nodes the smallest score on the path to them, within [0, 1]; -1 for
         padding, for nodes with an invalid parent or beyond a limit, and for all below such a node. NaN counts as 0.
+
+    Raises:
+        TypeError: wrong dtypes.
+        ValueError: wrong shapes or devices, or a negative limit.
     """
     check_index_tensor("parents", parents, 2)
+    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point():
+        given = scores.dtype if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise TypeError(f"scores: expected a floating-point tensor, got {given}")
+    for name, limit in (("max_nodes", max_nodes), ("max_depth", max_depth)):
+        if limit is not None:
+            check_capacity(name, limit, 0, 2**31 - 1)
     if tuple(scores.shape) != tuple(parents.shape):
         raise ValueError(f"scores: expected shape {tuple(parents.shape)}, got {tuple(scores.shape)}")
     if scores.device != parents.device:
@@ -113,6 +123,8 @@ def allocate(parents: torch.Tensor, scores: torch.Tensor, budget: int | torch.Te
         TypeError: wrong dtypes.
         ValueError: wrong shapes or devices, a dense tree, or a budget below 0.
     """
+    if not isinstance(tree, TreeBatch):
+        raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
     if not tree.is_packed:
         raise ValueError("tree: must be packed; create it with max_total")
     check_index_tensor("parents", parents, 2)
@@ -155,7 +167,7 @@ def allocate(parents: torch.Tensor, scores: torch.Tensor, budget: int | torch.Te
 
 def _check_budget(budget: object, tree: TreeBatch) -> None:
     if isinstance(budget, torch.Tensor):
-        if budget.numel() != 1 or budget.is_floating_point() or budget.device != tree.device:
+        if budget.numel() != 1 or budget.dtype not in INDEX_DTYPES or budget.device != tree.device:
             raise ValueError(f"budget: expected one integer on {tree.device}, got {tuple(budget.shape)} {budget.dtype}")
     elif isinstance(budget, bool) or not isinstance(budget, int):
         raise TypeError(f"budget: expected an int or a tensor, got {type(budget).__name__}")

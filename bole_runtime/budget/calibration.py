@@ -11,9 +11,11 @@ from pathlib import Path
 
 import torch
 
-from bole_runtime.budget.table import CalibrationError, CalibrationTable, Timing, save_calibration
+from bole_runtime.budget.table import CalibrationError, CalibrationTable, Timing, check_target, save_calibration
 
 Run = Callable[[], object]
+_MOST = 1 << 31
+_LONGEST_US = 1e9
 #: Runs a function once and returns its time in microseconds.
 Timer = Callable[[Run], float]
 
@@ -74,15 +76,30 @@ def calibrate(
         The table; medians with the distance between quartiles.
 
     Raises:
-        ValueError: a list is empty or a number is out of range.
-        CalibrationError: decoding itself cannot run for some batch and context length.
+        TypeError: an argument has a wrong type.
+        ValueError: a list is empty, a number is out of range, or ``name`` or ``path`` could not be written at the end.
+            Nothing has run.
+        OSError: likewise, the folder of ``path`` cannot be written.
+        CalibrationError: decoding itself cannot run for some batch and context length, or the timer gave no time.
     """
     for what, values, low in (("batches", batches, 1), ("nodes", nodes, 1), ("kv_lengths", kv_lengths, 0),
                               ("depths", depths, 1)):  # fmt: skip
-        if not values or any(isinstance(v, bool) or not isinstance(v, int) or v < low for v in values):
-            raise ValueError(f"{what}: {list(values)} is not allowed; allowed: one or more integers from {low}")
+        kind: object = values
+        if isinstance(kind, str) or not isinstance(kind, Sequence):
+            raise TypeError(f"{what}: expected a list or tuple of integers, got {type(values).__name__}")
+        if not values or any(isinstance(v, bool) or not isinstance(v, int) or not low <= v <= _MOST for v in values):
+            raise ValueError(
+                f"{what}: {list(values)} is not allowed; allowed: one or more integers from {low} to {_MOST}"
+            )
+    for what, number in (("repeats", repeats), ("warmup", warmup)):
+        if isinstance(number, bool) or not isinstance(number, int):
+            raise TypeError(f"{what}: expected an int, got {type(number).__name__}")
     if repeats < 3 or warmup < 0:
         raise ValueError(f"repeats, warmup: {repeats}, {warmup} is not allowed; allowed: from 3, from 0")
+    for what, function in (("forward", forward), ("timer", timer), ("progress", progress)):
+        if not (callable(function) or (function is None and what != "forward")):
+            raise TypeError(f"{what}: expected a function, got {type(function).__name__}")
+    path = check_target(name, path)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     measure = timer or (_cuda_timer(where) if where.type == "cuda" else _clock)
     entries: list[Timing] = []
@@ -128,6 +145,8 @@ def _measure(
             times[point].append(measure(run))
     made = []
     for point, taken in times.items():
+        if not all(0 <= t <= _LONGEST_US for t in taken):
+            raise CalibrationError(f"{point}: the timer gave {min(taken)} to {max(taken)} us")
         low, middle, high = statistics.quantiles(taken, n=4)
         spread = max(0.0, high - low)
         made.append(

@@ -6,8 +6,16 @@ import torch
 
 from bole_runtime.sampling.result import Acceptance
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import check_capacity
 
 _BINS_PER_OCTAVE = 2
+_FLOAT_MAX = torch.finfo(torch.float32).max
+
+
+def _check_scores(scores: object) -> None:
+    if not isinstance(scores, torch.Tensor) or not scores.is_floating_point():
+        given = scores.dtype if isinstance(scores, torch.Tensor) else type(scores).__name__
+        raise TypeError(f"scores: expected a floating-point tensor, got {given}")
 
 
 class AcceptanceModel:
@@ -37,11 +45,16 @@ class AcceptanceModel:
             device: where the state lives.
 
         Raises:
-            ValueError: a number is not positive.
+            TypeError: not a number; ``bins`` no int.
+            ValueError: a number is out of range.
         """
-        for name, value in (("bins", bins), ("prior", prior), ("memory", memory)):
-            if not value > 0:
-                raise ValueError(f"{name}: {value} is not allowed; allowed: above 0")
+        check_capacity("bins", bins, 1, 1 << 16)
+        for name, value, most in (("prior", prior, _FLOAT_MAX), ("memory", memory, float("inf"))):
+            if isinstance(value, bool) or not isinstance(value, (int, float)):
+                raise TypeError(f"{name}: expected a number, got {type(value).__name__}")
+            if not 0 < value <= most:
+                allowed = "above 0" if most > _FLOAT_MAX else "above 0, finite"
+                raise ValueError(f"{name}: {value} is not allowed; allowed: {allowed}")
         self._prior = float(prior)
         self._fade = 1.0 - 1.0 / max(1.0, float(memory))
         self.predicted = torch.zeros(bins, device=device)
@@ -63,7 +76,11 @@ class AcceptanceModel:
 
         Returns:
             fp32, of that shape, within [0, 1].
+
+        Raises:
+            TypeError: not a floating-point tensor.
         """
+        _check_scores(scores)
         clean = scores.float().nan_to_num(0.0).clamp(0.0, 1.0)
         return (clean * self.factors()[self._bin(clean)]).clamp(max=1.0)
 
@@ -76,8 +93,16 @@ class AcceptanceModel:
             result: what was accepted.
 
         Raises:
-            ValueError: wrong shape or device.
+            TypeError: an argument has a wrong type.
+            ValueError: wrong shape or device, or the result is of another number of requests.
         """
+        if not isinstance(tree, TreeBatch) or not isinstance(result, Acceptance):
+            raise TypeError(
+                f"tree, result: expected TreeBatch and Acceptance, got {type(tree).__name__} and "
+                f"{type(result).__name__}"
+            )
+        _check_scores(scores)
+        result.check_fits(tree, "result")
         if tuple(scores.shape) != tree.lead:
             raise ValueError(f"scores: expected shape {tree.lead}, got {tuple(scores.shape)}")
         if scores.device != self.predicted.device or tree.device != self.predicted.device:

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime.budget.allocation import reach
+from bole_runtime.tree.check import INDEX_DTYPES
 
 if TYPE_CHECKING:
     from bole_runtime.budget.table import CalibrationTable
@@ -91,8 +92,16 @@ def expected_tokens(
 
     Returns:
         fp32 [K].
+
+    Raises:
+        TypeError: wrong dtypes.
+        ValueError: wrong shapes or devices.
     """
-    key = reach(parents, scores, max_nodes, max_depth).flatten()
+    _check_on_device("totals", totals, parents)
+    return _gains(reach(parents, scores, max_nodes, max_depth).flatten(), totals)
+
+
+def _gains(key: torch.Tensor, totals: torch.Tensor) -> torch.Tensor:
     if key.shape[0] == 0:
         return torch.zeros(totals.shape, device=totals.device)
     gains = key.sort(descending=True).values.clamp(0.0, 1.0).cumsum(0)
@@ -110,6 +119,9 @@ def choose_capacity(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Return the capacity bucket with the most expected tokens per second. Fixed shapes, no host sync.
 
+    A bucket without a row for every live request counts only where no bucket has one: requests at the end of the batch
+    would get no token, round after round. A cost that is not above 0, or no number, rules its bucket out.
+
     Which graph to replay is the host's choice, so it needs the index; copy it to pinned memory without blocking and use
     the one of the round before, or take :func:`goodput_nodes`.
 
@@ -122,13 +134,35 @@ def choose_capacity(
         max_depth: as in :func:`reach`.
 
     Returns:
-        Index int64 [] (the first among ties), and expected tokens per second fp32 [K].
+        Index int64 [] (the first among ties; 0 if every bucket is ruled out), and expected tokens per second fp32 [K],
+        0 for a bucket that is ruled out.
 
     Raises:
-        ValueError: shapes differ.
+        TypeError: wrong dtypes.
+        ValueError: shapes or devices differ.
     """
+    for name, given in (("totals", totals), ("costs_us", costs_us)):
+        if not isinstance(given, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(given).__name__}")
     if totals.dim() != 1 or totals.shape != costs_us.shape or totals.shape[0] == 0:
         raise ValueError(f"totals, costs_us: expected [K] both, got {tuple(totals.shape)} and {tuple(costs_us.shape)}")
-    rates = expected_tokens(parents, scores, totals, max_nodes, max_depth) / (costs_us.float() * 1e-6)
+    key = reach(parents, scores, max_nodes, max_depth).flatten()
+    _check_on_device("totals", totals, parents)
+    if costs_us.device != parents.device:
+        raise ValueError(f"costs_us: on {costs_us.device}, but parents are on {parents.device}")
+    costs = costs_us.float()
+    # Roots have key 2, all other nodes at most 1.
+    live = (key > 1).sum()
+    enough = (totals >= live) | (totals.amax() < live)
+    rates = torch.where(enough & (costs > 0), _gains(key, totals) / (costs * 1e-6), 0.0)
     index = torch.arange(rates.shape[0], device=rates.device)
     return torch.where(rates >= rates.amax(), index, rates.shape[0]).amin(), rates
+
+
+def _check_on_device(name: str, given: object, parents: torch.Tensor) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(given).__name__}")
+    if given.dtype not in INDEX_DTYPES:
+        raise TypeError(f"{name}: dtype {given.dtype} is not allowed; allowed: torch.int32, torch.int64")
+    if given.device != parents.device:
+        raise ValueError(f"{name}: on {given.device}, but parents are on {parents.device}")

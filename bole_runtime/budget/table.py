@@ -53,6 +53,10 @@ class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
     repeats: Count
 
 
+class _Version(msgspec.Struct, frozen=True):
+    schema_version: int
+
+
 class _File(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
     label: Literal["measured", "model"]
@@ -182,13 +186,15 @@ def load_calibration(path: Path | str) -> CalibrationTable:
     except OSError as error:
         raise CalibrationError(f"calibration {path}: cannot be read: {error.strerror or error}") from error
     try:
+        # First the version alone: another one may have other fields, which says nothing to the reader.
+        version = msgspec.json.decode(data, type=_Version).schema_version
+        if version != SCHEMA_VERSION:
+            raise CalibrationError(
+                f"calibration {path}: schema_version: {version} is not {SCHEMA_VERSION}; calibrate again"
+            )
         file = msgspec.json.decode(data, type=_File)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise CalibrationError(f"calibration {path}: {error}") from error
-    if file.schema_version != SCHEMA_VERSION:
-        raise CalibrationError(
-            f"calibration {path}: schema_version: {file.schema_version} is not {SCHEMA_VERSION}; calibrate again"
-        )
     try:
         return CalibrationTable(
             file.entries, name=file.name, device=file.device, date=file.date, label=file.label,
@@ -198,10 +204,36 @@ def load_calibration(path: Path | str) -> CalibrationTable:
         raise CalibrationError(f"calibration {path}: {error}") from error
 
 
+def check_target(name: str, path: Path | str | None) -> Path | None:
+    """Check, before hours of measurement, what would keep their table from being written.
+
+    Raises:
+        TypeError: ``name`` is no string, or ``path`` no path.
+        ValueError: a name that no file may have, or a path that is a folder.
+        OSError: the folder cannot be made or written.
+    """
+    try:
+        msgspec.convert(name, Line)
+    except msgspec.ValidationError as error:
+        kind = ValueError if isinstance(name, str) else TypeError
+        raise kind(f"name: {name!r} is not allowed; allowed: one line of up to 400 characters") from error
+    if path is None:
+        return None
+    if not isinstance(path, (str, os.PathLike)):
+        raise TypeError(f"path: expected a path, got {type(path).__name__}")
+    path = Path(path)
+    if path.is_dir():
+        raise ValueError(f"path: {path} is a folder; allowed: a file")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryFile(dir=path.parent):
+        return path
+
+
 def save_calibration(table: CalibrationTable, path: Path | str) -> None:
     """Write a calibration file: sorted, one timing a line, in one step (a reader sees the old file or the new one).
 
     Raises:
+        CalibrationError: the table holds what no file may.
         OSError: the folder cannot be written.
     """
     path = Path(path)
@@ -211,7 +243,10 @@ def save_calibration(table: CalibrationTable, path: Path | str) -> None:
     }  # fmt: skip
     rows = ",\n".join(f"    {json.dumps(msgspec.to_builtins(e))}" for e in table.entries)
     text = json.dumps(head, indent=2, ensure_ascii=False)[:-2] + f',\n  "entries": [\n{rows}\n  ]\n}}\n'
-    msgspec.json.decode(text.encode(), type=_File)  # what is written can be read
+    try:
+        msgspec.json.decode(text.encode(), type=_File)  # what is written can be read
+    except msgspec.MsgspecError as error:
+        raise CalibrationError(f"calibration {path}: cannot be written: {error}") from error
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
     try:

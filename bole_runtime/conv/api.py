@@ -225,6 +225,19 @@ def conv_commit(
         TypeError: an argument has a wrong type or dtype.
         ValueError: a wrong shape, device, stride or value. Nothing has been written.
     """
+    checked_conv_commit(pools, slots, factors, accepted, variant=variant, validate=validate)()
+
+
+def checked_conv_commit(
+    pools: torch.Tensor | Sequence[torch.Tensor],
+    slots: torch.Tensor,
+    factors: ConvFactors | Sequence[ConvFactors],
+    accepted: torch.Tensor,
+    *,
+    variant: Config | None = None,
+    validate: bool | None = None,
+) -> Callable[[], None]:
+    """Check the arguments of :func:`conv_commit` and return what does it."""
     layers, tree, backend = _layers(pools, factors, variant)
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
@@ -235,8 +248,12 @@ def conv_commit(
         for layer in layers:
             if layer.factors.pending is not None:
                 values.check_pending_values(layer.factors.pending, slots)
-    if tree.max_batch:
-        _backend(backend).conv_commit(ConvCommitCall(layers, slots, accepted, tree, variant))
+
+    def run() -> None:
+        if tree.max_batch:
+            _backend(backend).conv_commit(ConvCommitCall(layers, slots, accepted, tree, variant))
+
+    return run
 
 
 __all__ = ["conv_commit", "prepare_conv_commit", "tree_conv"]

@@ -9,7 +9,7 @@ import torch
 from bole_runtime.api import verify
 from bole_runtime.conv import ConvPending, tree_conv
 from bole_runtime.factors import PendingChain
-from bole_runtime.layers.shared import LayerFactors, live_rows
+from bole_runtime.layers.shared import LayerFactors, check_parameter, check_sizes, live_rows
 from bole_runtime.tree import TreeBatch
 
 #: How a packed projection orders its columns: whole parts one after the other (Qwen3.5), or the parts of a key head
@@ -52,6 +52,7 @@ class GatedDeltaNet:
     norm_gate: str = "silu"
 
     def __post_init__(self) -> None:
+        check_sizes(key_heads=self.key_heads, value_heads=self.value_heads, dk=self.dk, dv=self.dv)
         if self.key_heads < 1 or self.value_heads < 1 or self.value_heads % self.key_heads:
             raise ValueError(
                 f"value_heads: {self.value_heads} is not a positive multiple of key_heads = {self.key_heads}"
@@ -65,10 +66,9 @@ class GatedDeltaNet:
             ("dt_bias", self.value_heads),
             ("norm_weight", self.dv),
         ):
-            shape = tuple(getattr(self, name).shape)
-            if shape[:1] != (size,) or len(shape) != (2 if name == "conv_weight" else 1):
-                wanted = f"({size}, W)" if name == "conv_weight" else f"({size},)"
-                raise ValueError(f"{name}: expected shape {wanted}, got {shape}")
+            check_parameter(name, getattr(self, name), size, vector=name != "conv_weight")
+        if self.conv_bias is not None:
+            check_parameter("conv_bias", self.conv_bias, self.channels)
 
     @property
     def key_dim(self) -> int:

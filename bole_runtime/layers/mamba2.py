@@ -9,7 +9,7 @@ import torch
 from bole_runtime.api import verify
 from bole_runtime.conv import ConvPending, tree_conv
 from bole_runtime.factors import PendingChain
-from bole_runtime.layers.shared import LayerFactors, live_rows
+from bole_runtime.layers.shared import LayerFactors, check_parameter, check_sizes, live_rows
 from bole_runtime.tree import TreeBatch
 
 
@@ -53,6 +53,13 @@ class Mamba2:
     dt_max: float = float("inf")
 
     def __post_init__(self) -> None:
+        check_sizes(
+            heads=self.heads,
+            groups=self.groups,
+            head_dim=self.head_dim,
+            state_size=self.state_size,
+            norm_groups=self.norm_groups,
+        )
         if self.groups < 1 or self.heads < 1 or self.heads % self.groups:
             raise ValueError(f"heads: {self.heads} is not a positive multiple of groups = {self.groups}")
         if self.norm_groups < 1 or self.inner % self.norm_groups:
@@ -64,10 +71,9 @@ class Mamba2:
             ("D", self.heads),
             ("norm_weight", self.inner),
         ):
-            shape = tuple(getattr(self, name).shape)
-            if shape[:1] != (size,) or len(shape) != (2 if name == "conv_weight" else 1):
-                wanted = f"({size}, W)" if name == "conv_weight" else f"({size},)"
-                raise ValueError(f"{name}: expected shape {wanted}, got {shape}")
+            check_parameter(name, getattr(self, name), size, vector=name != "conv_weight")
+        if self.conv_bias is not None:
+            check_parameter("conv_bias", self.conv_bias, self.channels)
 
     @property
     def inner(self) -> int:

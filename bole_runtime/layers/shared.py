@@ -7,10 +7,13 @@ from dataclasses import dataclass
 
 import torch
 
-from bole_runtime.api import commit
-from bole_runtime.conv import ConvFactors, conv_commit
+from bole_runtime.api import checked_commit
+from bole_runtime.conv import ConvFactors
+from bole_runtime.conv.api import checked_conv_commit
 from bole_runtime.factors import Factors
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import check_capacity
+from bole_runtime.validate import as_tuple, not_a
 
 
 @dataclass(slots=True, eq=False)
@@ -19,6 +22,31 @@ class LayerFactors:
 
     conv: ConvFactors
     recurrence: Factors
+
+
+def check_sizes(**sizes: object) -> None:
+    """Check that sizes of a layer are ints above 0.
+
+    Raises:
+        TypeError: one is no int.
+        ValueError: one is below 1.
+    """
+    for name, size in sizes.items():
+        check_capacity(name, size, 1, 2**31 - 1)
+
+
+def check_parameter(name: str, tensor: object, size: int, vector: bool = True) -> None:
+    """Check a parameter of a layer: one value a row, or taps a row.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: another shape.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        not_a(name, tensor, "a torch.Tensor")
+    shape = tuple(tensor.shape)
+    if shape[:1] != (size,) or len(shape) != (1 if vector else 2):
+        raise ValueError(f"{name}: expected shape {f'({size},)' if vector else f'({size}, W)'}, got {shape}")
 
 
 def live_rows(tree: TreeBatch, slots: torch.Tensor, pool_slots: int) -> torch.Tensor:
@@ -52,12 +80,24 @@ def commit_layers(
 
     Raises:
         TypeError: an argument has a wrong type or dtype.
-        ValueError: a wrong shape, device or value, or a different number of pools and factors.
+        ValueError: a wrong shape, device or value, or a different number of pools and factors. Nothing has been
+            written.
     """
-    if not len(conv_pools) == len(pools) == len(factors):
+    convs = as_tuple("conv_pools", conv_pools, "a torch.Tensor")
+    states = as_tuple("pools", pools, "a torch.Tensor")
+    parts = as_tuple("factors", factors, "a LayerFactors")
+    if not len(convs) == len(states) == len(parts):
         raise ValueError(
-            f"conv_pools, pools, factors: expected the same number of layers, got {len(conv_pools)}, {len(pools)} and "
-            f"{len(factors)}"
+            f"conv_pools, pools, factors: expected the same number of layers, got {len(convs)}, {len(states)} and "
+            f"{len(parts)}"
         )
-    conv_commit(list(conv_pools), slots, [f.conv for f in factors], accepted)
-    commit(list(pools), slots, [f.recurrence for f in factors], accepted, precision=precision)
+    for n, part in enumerate(parts):
+        if not isinstance(part, LayerFactors):
+            not_a(f"factors[{n}]", part, "a LayerFactors")
+    # Both are checked before one of them writes: a state that moved alone could not be told from one that did not.
+    convolutions = checked_conv_commit(convs, slots, [f.conv for f in parts], accepted)
+    recurrences = checked_commit(states, slots, [f.recurrence for f in parts], accepted, precision=precision)
+    if parts[0].conv.tree is not parts[0].recurrence.tree:
+        raise ValueError("factors: convolution and recurrence are of different trees")
+    convolutions()
+    recurrences()

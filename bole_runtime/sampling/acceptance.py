@@ -96,6 +96,7 @@ def accept(
     """
     if method not in METHODS:
         raise ValueError(f"method: {method!r} is not allowed; allowed: {', '.join(METHODS)}")
+    _check_tree(tree)
     vocabulary = _check_rows("logits", logits, tree)
     tokens = _check_tokens(tokens, tree)
     _check_combination(method, params, draft_probs, seeds, positions, uniforms)
@@ -141,6 +142,7 @@ def accept_predicted(
         TypeError: wrong dtypes.
         ValueError: wrong shapes or devices.
     """
+    _check_tree(tree)
     predicted = _check_lead("predicted", predicted, tree)
     tokens = _check_tokens(tokens, tree)
     return _run(AcceptCall("predicted", predicted, tokens, tree, None, None, None, None, None, _check_out(out, tree)))
@@ -158,6 +160,11 @@ def _run(call: AcceptCall) -> Acceptance:
 
         walk(call)
     return call.out
+
+
+def _check_tree(tree: object) -> None:
+    if not isinstance(tree, TreeBatch):
+        raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
 
 
 def _check_out(out: Acceptance | None, tree: TreeBatch) -> Acceptance:

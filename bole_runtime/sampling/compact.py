@@ -22,13 +22,23 @@ def compact_(buffer: torch.Tensor, result: Acceptance) -> torch.Tensor:
         ``buffer``.
 
     Raises:
-        ValueError: another device.
+        TypeError: wrong types.
+        ValueError: another device; or, on the CPU, fewer rows than the tree has.
     """
+    if not isinstance(buffer, torch.Tensor) or not isinstance(result, Acceptance):
+        raise TypeError(
+            f"buffer, result: expected a torch.Tensor and an Acceptance, got {type(buffer).__name__} and "
+            f"{type(result).__name__}"
+        )
+    if buffer.dim() == 0:
+        raise ValueError("buffer: expected [rows, ...], got a scalar")
     if buffer.device != result.source.device:
         raise ValueError(f"buffer: on {buffer.device}, but the result is on {result.source.device}")
     rows = buffer.shape[0]
     origin = torch.arange(rows + 1, device=buffer.device)
     source, target = result.source.flatten(), result.target.flatten()
+    if buffer.device.type == "cpu" and source.numel() and int(source.max()) >= rows:
+        raise ValueError(f"buffer: {rows} rows, but the accepted paths go up to row {int(source.max())}")
     # Entries that move nothing land in one extra place.
     used = (source >= 0) & (source < rows) & (target < rows)
     origin.scatter_(0, torch.where(used, target, rows), torch.where(used, source, 0))

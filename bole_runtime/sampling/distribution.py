@@ -53,8 +53,14 @@ def target_probs(logits: torch.Tensor, params: SamplingParams | None = None) -> 
         fp32 [B, ..., V], every row sums to 1. Rows that are not usable (see :func:`accept`) are one-hot.
 
     Raises:
-        ValueError: ``params`` is for another number of requests.
+        TypeError: not a floating-point tensor.
+        ValueError: there is no token, or ``params`` is for another number of requests.
     """
+    if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
+        given = logits.dtype if isinstance(logits, torch.Tensor) else type(logits).__name__
+        raise TypeError(f"logits: expected a floating-point tensor, got {given}")
+    if logits.dim() == 0 or logits.shape[-1] == 0:
+        raise ValueError(f"logits: expected [B, ..., V] with V >= 1, got shape {tuple(logits.shape)}")
     values = logits.float()
     values = torch.where(values.isnan(), _NEVER, values)
     best = greedy_token(values)

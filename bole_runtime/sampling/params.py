@@ -6,6 +6,8 @@ from collections.abc import Sequence
 
 import torch
 
+from bole_runtime.tree.check import check_capacity
+
 #: Temperatures up to this one are greedy: the distribution would be one-hot in fp32 anyway.
 GREEDY_TEMPERATURE = 1e-5
 
@@ -67,6 +69,7 @@ class SamplingParams:
             TypeError: a value is no number, sequence or tensor of numbers.
             ValueError: a shape is not [B], or a value is outside its range (tensors on a device are not read).
         """
+        check_capacity("batch", batch, 0, 2**31 - 1)
         target = torch.device(device)
         values = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         for name, value in values.items():
@@ -87,15 +90,14 @@ def _field(name: str, value: Value, batch: int, device: torch.device) -> torch.T
     dtype, allowed = _FIELDS[name]
     if isinstance(value, torch.Tensor):
         given = value
-        if name == "top_k" and given.is_floating_point():
-            raise TypeError(f"{name}: dtype {given.dtype} is not allowed; allowed: {allowed}")
     else:
         try:
             given = torch.as_tensor(value)
         except (TypeError, ValueError, RuntimeError) as error:
             raise TypeError(f"{name}: {value!r} is not allowed; allowed: {allowed}") from error
-        if given.dtype is torch.bool or (name == "top_k" and given.is_floating_point()):
-            raise TypeError(f"{name}: {value!r} is not allowed; allowed: {allowed}")
+    if given.dtype is torch.bool or given.is_complex() or (name == "top_k" and given.is_floating_point()):
+        what = f"dtype {given.dtype}" if given is value else repr(value)
+        raise TypeError(f"{name}: {what} is not allowed; allowed: {allowed}")
     if given.dim() == 0:
         given = given.expand(batch)
     if tuple(given.shape) != (batch,):
@@ -106,7 +108,8 @@ def _field(name: str, value: Value, batch: int, device: torch.device) -> torch.T
 
 
 def _check_values(name: str, given: torch.Tensor, allowed: str) -> None:
-    wide = given.double()
+    # What counts is the value that is kept: of a float64 tensor, fp32.
+    wide = given.double() if name == "top_k" else given.float().double()
     wrong = {
         "temperature": ~(wide.isfinite() & (wide >= 0)),
         "top_k": wide.abs() > 2**31 - 1,

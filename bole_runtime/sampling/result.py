@@ -62,7 +62,7 @@ class Acceptance:
             status=made(torch.int32, batch).zero_(),
         )
 
-    def check_fits(self, tree: TreeBatch) -> None:
+    def check_fits(self, tree: TreeBatch, name: str = "out") -> None:
         """Check that these buffers have the shapes, dtypes and device that :meth:`empty` would give.
 
         Raises:
@@ -76,8 +76,8 @@ class Acceptance:
             dtype = torch.int64 if field.name in ("bonus", "tokens", "source", "target") else torch.int32
             if (tuple(given.shape), given.dtype, given.device) != (shape, dtype, tree.device):
                 raise ValueError(
-                    f"out.{field.name}: expected {dtype} {shape} on {tree.device}, "
+                    f"{name}.{field.name}: expected {dtype} {shape} on {tree.device}, "
                     f"got {given.dtype} {tuple(given.shape)} on {given.device}"
                 )
             if not given.is_contiguous():
-                raise ValueError(f"out.{field.name}: must be contiguous")
+                raise ValueError(f"{name}.{field.name}: must be contiguous")

@@ -19,11 +19,13 @@ class CallContext:
         l2norm: whether keys are l2-normalised.
         parameters: per-head tensors of the gate mode in which gates are kept; none where ready gates are.
         floats: of that mode.
+        called: whether a call was read; before that, chains are empty.
     """
 
     l2norm: bool
     parameters: Mapping[str, torch.Tensor] = field(default_factory=dict)
     floats: Mapping[str, float] = field(default_factory=dict)
+    called: bool = False
 
     @classmethod
     def of_gates(
@@ -39,7 +41,7 @@ class CallContext:
             number = gates.get(i.name, i.default)
             if isinstance(number, (int, float)):
                 floats[i.name] = float(number)
-        return cls(spec.qk_l2norm if l2norm is None else bool(l2norm), parameters, floats)
+        return cls(spec.qk_l2norm if l2norm is None else bool(l2norm), parameters, floats, called=True)
 
     @classmethod
     def of_factors(cls, factors: Factors) -> CallContext:
@@ -55,6 +57,17 @@ class CallContext:
         needed = {i.name for i in (*spec.parameters(mode), *spec.options(mode)) if i.name in spec.required[mode]}
         floats = {i.name for i in spec.options(mode)}
         return needed <= self.parameters.keys() | self.floats.keys() and floats <= self.floats.keys()
+
+    def difference(self, other: CallContext) -> str:
+        """Describe in which numbers two calls differ, so that tokens of one cannot be folded in as those of the other.
+
+        Empty if in none, or if there was no call. Parameters are not compared: their values are on the device.
+        """
+        if not (self.called and other.called):
+            return ""
+        mine, theirs = ({"qk_l2norm": c.l2norm, **c.floats} for c in (self, other))
+        names = sorted(n for n in mine.keys() | theirs.keys() if mine.get(n) != theirs.get(n))
+        return ", ".join(f"{n} = {mine.get(n)} instead of {theirs.get(n)}" for n in names)
 
     def same(self, other: CallContext) -> bool:
         """Whether launches that were prepared for one serve the other: the same memory, the same numbers."""

@@ -36,11 +36,11 @@ class LayerGeometry:
     conv_channels: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("key_heads", "value_heads", "dk", "dv"):
+        for name in ("key_heads", "value_heads", "dk", "dv", "conv_width", "conv_channels"):
             value = getattr(self, name)
             if not isinstance(value, int) or isinstance(value, bool):
                 raise TypeError(f"{name}: expected an int, got {type(value).__name__}")
-            if value < 1:
+            if value < 1 and not name.startswith("conv_"):
                 raise ValueError(f"{name}: {value} is not allowed; allowed: 1 or more")
         if self.value_heads % self.key_heads:
             raise ValueError(f"value_heads: {self.value_heads} is not a multiple of key_heads = {self.key_heads}")

@@ -50,7 +50,7 @@ def flush(
     rows: torch.Tensor | None = None,
     *,
     recurrence: str | RecurrenceSpec = "gdn",
-    gates: Sequence[Mapping[str, torch.Tensor | float]] | None = None,
+    gates: Mapping[str, torch.Tensor | float] | Sequence[Mapping[str, torch.Tensor | float]] | None = None,
     qk_l2norm: bool | None = None,
     precision: str = "lossless",
     variant: Config | None = None,
@@ -67,8 +67,8 @@ def flush(
         pending: the chain, or one a layer; all share ``length`` and ``start``.
         rows: bool or int32 [B] on the device, which rows flush; None for all.
         recurrence: family of the layers.
-        gates: of the calls that filled the chains, one a layer, for families whose chains hold gates as given; only
-            their per-head parameters and floats are read.
+        gates: of the calls that filled the chains, or one mapping a layer, for families whose chains hold gates as
+            given; only their per-head parameters and floats are read.
         qk_l2norm: whether k is l2-normalised; default from the family.
         precision: ``lossless`` or ``fast``.
         variant: pin a kernel configuration of a commit.
@@ -98,7 +98,14 @@ def flush(
     if pools[0].dim() == 4 and pools[0].shape[0] == 0:
         return
     tree = _no_nodes(slots.shape[0], slots.device)
-    each: Sequence[Mapping[str, torch.Tensor | float]] = gates or [{}] * len(chains)
+    each: Sequence[Mapping[str, torch.Tensor | float]] = [{}] * len(chains)
+    if gates is not None:
+        each = (gates,) if isinstance(gates, Mapping) else check.as_tuple("gates", gates, "a mapping")
+    for n, given in enumerate(each):
+        if not isinstance(given, Mapping):
+            check.not_a(f"gates[{n}]", given, "a mapping from gate names to tensors")
+    if qk_l2norm is not None and not isinstance(qk_l2norm, bool):
+        check.not_a("qk_l2norm", qk_l2norm, "a bool or None")
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
@@ -220,6 +227,18 @@ def _part(
     l2norm: bool | None,
 ) -> Factors:
     part = flush_factors(spec, chain, tree)
+    missing = spec.required[part.gate_mode] - {i.name for i in spec.node_gates(part.gate_mode)} - gates.keys()
+    if missing:
+        raise ValueError(
+            f"gates: missing {', '.join(sorted(missing))}, which the chains of {spec.name!r} with {part.gate_mode!r} "
+            "gates need of the calls that filled them"
+        )
+    for i in spec.parameters(part.gate_mode):
+        if i.name in gates:
+            given = check.check_tensor(f"gates['{i.name}']", gates[i.name], chain.k.device, i.dtypes)
+            sizes = i.sizes((chain.k.shape[-2], chain.v.shape[-2]), (chain.k.shape[-1], chain.v.shape[-1]))
+            if given.shape != sizes:
+                check.wrong_shape(f"gates['{i.name}']", given, sizes, "that of the calls")
     return CallContext.of_gates(spec, part.gate_mode, gates, l2norm).apply(part)
 
 

@@ -19,6 +19,18 @@ def packed_width(shapes: Sequence[tuple[int, ...]]) -> int:
     return sum(_rounded(torch.Size(shape).numel()) for shape in shapes)
 
 
+def _by_layer(saved: Sequence[torch.Tensor], shapes: Sequence[tuple[int, ...]]) -> Sequence[torch.Tensor]:
+    """Return one tensor a layer of what either class saved: a packed row, or that already."""
+    if len(saved) != 1 or saved[0].dim() != 1:
+        return saved
+    made, at = [], 0
+    for shape in shapes:
+        size = torch.Size(shape).numel()
+        made.append(saved[0][at : at + size].unflatten(0, shape))
+        at += _rounded(size)
+    return made
+
+
 class SlotMajor:
     """A zero-filled buffer [slots, width] and one view [slots, *shape] a layer.
 
@@ -52,8 +64,12 @@ class SlotMajor:
         return [self.base[slot].to(device, copy=True)]
 
     def load(self, slot: int, saved: Sequence[torch.Tensor]) -> None:
-        """Write what :meth:`save` returned."""
-        self.base[slot].copy_(saved[0])
+        """Write what :meth:`save` returned, or that of :class:`Separate` for the same shapes."""
+        if len(saved) == 1 and saved[0].dim() == 1:
+            self.base[slot].copy_(saved[0])
+            return
+        for view, value in zip(self.views, saved, strict=True):
+            view[slot].copy_(value)
 
 
 class Separate:
@@ -62,11 +78,13 @@ class Separate:
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
         self.views: tuple[torch.Tensor, ...] = tuple(views)
 
+    @torch.no_grad()
     def zero(self, slot: int) -> None:
         """Zero a slot of every layer."""
         for view in self.views:
             view[slot].zero_()
 
+    @torch.no_grad()
     def copy(self, target: int, source: int) -> None:
         """Copy a slot of every layer to another."""
         for view in self.views:
@@ -74,9 +92,11 @@ class Separate:
 
     def save(self, slot: int, device: torch.device) -> list[torch.Tensor]:
         """Return copies of a slot's rows, for :meth:`load`."""
-        return [view[slot].to(device, copy=True) for view in self.views]
+        return [view[slot].detach().to(device, copy=True) for view in self.views]
 
+    @torch.no_grad()
     def load(self, slot: int, saved: Sequence[torch.Tensor]) -> None:
-        """Write what :meth:`save` returned."""
-        for view, value in zip(self.views, saved, strict=True):
+        """Write what :meth:`save` returned, or that of :class:`SlotMajor` for the same shapes."""
+        values = _by_layer(saved, [tuple(view.shape[1:]) for view in self.views])
+        for view, value in zip(self.views, values, strict=True):
             view[slot].copy_(value)

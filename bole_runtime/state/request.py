@@ -129,6 +129,8 @@ def check_pools(
         ValueError: a wrong number, device, shape or stride.
     """
     for name, given in (("pools", pools), ("conv_pools", conv_pools)):
+        if given is not None and not isinstance(given, (list, tuple)):
+            raise TypeError(f"{name}: expected a list or tuple with one a layer, got {type(given).__name__}")
         if given is not None and len(given) != len(config.layers):
             raise ValueError(f"{name}: {len(given)} for {len(config.layers)} layers")
     for n, (pool, layer) in enumerate(zip(pools or (), config.layers, strict=False)):
@@ -139,6 +141,8 @@ def check_pools(
             )
     for n, (conv, layer) in enumerate(zip(conv_pools or (), config.layers, strict=False)):
         shape = (config.slots, layer.channels, layer.conv_width - 1) if layer.conv_width else None
+        if conv is not None and not isinstance(conv, torch.Tensor):
+            raise TypeError(f"conv_pools[{n}]: expected a torch.Tensor or None, got {type(conv).__name__}")
         given_shape = None if conv is None else tuple(conv.shape)
         if given_shape != shape:
             raise ValueError(f"conv_pools[{n}]: expected {shape or 'None'}, got {given_shape}")
@@ -146,3 +150,10 @@ def check_pools(
             raise ValueError(
                 f"conv_pools[{n}]: {conv.dtype} on {conv.device}, expected {config.conv_dtype} on {device}"
             )
+    for name, given in (("pools", pools), ("conv_pools", conv_pools)):
+        own = [(n, pool) for n, pool in enumerate(given or ()) if pool is not None]
+        for n, pool in own:
+            if any(s == 0 and size > 1 for s, size in zip(pool.stride(), pool.shape, strict=True)):
+                raise ValueError(f"{name}[{n}]: expanded (stride 0), so slots share memory; every slot needs its own")
+        if len({pool.data_ptr() for _, pool in own}) != len(own):
+            raise ValueError(f"{name}: two layers share a pool; every layer needs its own")

@@ -37,7 +37,8 @@ class Round:
     Attributes:
         tree: topology, rebuilt in place by the caller before each round.
         slots: int32 or int64 [max_batch of the tree], changed in place by the caller; no live slot twice.
-        actions: int32, what the last commit did with each row (:class:`~bole_runtime.calls.RowAction`); all 0 before.
+        actions: int32, what the last commit did with each row (:class:`~bole_runtime.calls.RowAction`); all 0 before,
+            and under ``eager``, which commits every row.
     """
 
     def __init__(self, manager: StateManager, tree: TreeBatch, slots: torch.Tensor) -> None:
@@ -58,7 +59,7 @@ class Round:
         self._kernels: dict[tuple[object, ...], Kernels] = {}
         self._writes: dict[int, PreparedLayers] = {}
         self._commit: PreparedLayers | None = None
-        # A captured graph may read the table of any commit that was prepared.
+        # A captured graph reads the tables of the commits that it holds.
         self._kept: list[PreparedLayers] = []
         self._rule = ChainRule(config.pending, config.flush_at, consumed=config.policy == "fused")
 
@@ -90,7 +91,8 @@ class Round:
             The output of every node.
 
         Raises:
-            ValueError: an argument is wrong, or the layer was already verified in this round.
+            ValueError: an argument is wrong, the layer was already verified in this round, or ``qk_l2norm`` or a float
+                of the gates is not that of earlier calls whose tokens may still wait in a chain.
         """
         manager = self._manager
         config = manager.config
@@ -99,17 +101,17 @@ class Round:
             raise ValueError(f"layer: {layer} was verified in this round already; commit or abandon the round first")
         if not isinstance(gates, Mapping):
             check.not_a("gates", gates, "a mapping from gate names to tensors")
+        l2norm = options.get("qk_l2norm")
+        context = self._context_of(layer, gates, l2norm)
         self._begin()
         pending = manager.request.chains[layer] if config.policy == "deferred" else None
         variant = options.pop("variant", None)
-        l2norm = options.get("qk_l2norm")
         # What a call of this form needs is worked out once: the names of its gates tell the form.
         form = (layer, l2norm, *gates)
         kernels = self._kernels.get(form)
         if kernels is None:
             kernels = manager.kernels.of_verify(config.layers[layer], gates, self.tree, l2norm)
             self._kernels[form] = kernels
-        manager.request.contexts[layer] = CallContext.of_gates(spec, self._modes[layer], gates, l2norm)
         if config.policy == "fused":
             self._write_waiting(layer)
         out, factors = verify(
@@ -132,6 +134,7 @@ class Round:
             **options,
         )
         self._factors[layer] = factors
+        manager.request.contexts[layer] = context
         return out
 
     def conv(
@@ -201,10 +204,10 @@ class Round:
         if self._commit is None or not self._commit.serves(self._factors):
             chains = [manager.request.counters.before(c) for c in manager.request.chains]
             self._commit = prepare_layers(manager, self, self._factors, chains)
-            self._kept.append(self._commit)
         if any(self._convolved):
             pools = [p for p in manager.request.conv_pools if p is not None]
             conv_commit(pools, self.slots, [f for f in self._inputs if f is not None], accepted, validate=False)
+        self._keep(self._commit)
         if manager.config.policy == "eager":
             self._commit(self.slots, accepted, None)
             return
@@ -234,8 +237,30 @@ class Round:
         if made is None or not made.serves([part]):
             made = prepare_layers(manager, self, [part], [manager.request.chains[layer]], [layer])
             self._writes[layer] = made
+        self._keep(made)
         made(self.slots, self._nothing, self._flush)
         self._written.add(layer)
+
+    def _context_of(self, layer: int, gates: Mapping[str, torch.Tensor | float], l2norm: bool | None) -> CallContext:
+        """Return what a call says about the tokens that it keeps, checked against those that wait from earlier calls.
+
+        Raises:
+            ValueError: they would be folded in with other numbers than they were verified with.
+        """
+        request, spec = self._manager.request, self._specs[layer]
+        context = CallContext.of_gates(spec, self._modes[layer], gates, l2norm)
+        if request.chains:
+            changed = context.difference(request.contexts[layer])
+            if changed:
+                raise ValueError(
+                    f"layer {layer}: {changed}; tokens of earlier calls may wait in a chain, so these do not change "
+                    "from round to round"
+                )
+        return context
+
+    def _keep(self, made: PreparedLayers) -> None:
+        if self.tree.device.type == "cuda" and made not in self._kept and torch.cuda.is_current_stream_capturing():
+            self._kept.append(made)
 
     def _begin(self) -> None:
         manager = self._manager

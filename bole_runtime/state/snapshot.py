@@ -7,6 +7,7 @@ from dataclasses import dataclass
 
 import torch
 
+from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.state.config import StateConfig
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.request import RequestState
@@ -54,16 +55,21 @@ def restore_slot(request: RequestState, config: StateConfig, slot: int, snapshot
         mine, other = getattr(config, name), getattr(theirs, name)
         if mine != other:
             raise ValueError(f"snapshot: of a manager with {name} = {other}, this one has {mine}")
+    keeps_chain = len(snapshot.saved) == 3
+    for n, (mine, other) in enumerate(zip(request.contexts, snapshot.contexts, strict=True)):
+        changed = other.difference(mine) if keeps_chain else ""
+        if changed:
+            raise ValueError(f"snapshot: tokens in the chain of layer {n} were verified with {changed}")
     request.load(slot, snapshot.saved)
-    for n, (layer, theirs_) in enumerate(zip(config.layers, snapshot.contexts, strict=True)):
-        if not request.contexts[n].serves(layer.spec, layer.spec.kept_mode(layer.gate_mode)):
-            request.contexts[n] = theirs_
+    for n, other in enumerate(snapshot.contexts):
+        if keeps_chain and not request.contexts[n].called:
+            request.contexts[n] = other
 
 
 def export_slot(request: RequestState, slot: int, layout: str) -> list[torch.Tensor]:
     """Return copies of the states of a slot, one [HV, dk, dv] (or [HV, dv, dk]) a layer."""
     _check_layout(layout)
-    states = [pool[slot].clone() for pool in request.pools]
+    states = [pool[slot].detach().clone() for pool in request.pools]
     return [s.transpose(-1, -2).contiguous() for s in states] if layout == "dk_dv" else states
 
 
@@ -77,7 +83,7 @@ def import_slot(
     """Write the states of every layer of a slot.
 
     Raises:
-        TypeError: not a list or tuple of tensors.
+        TypeError: not a list or tuple of tensors, or a dtype that no pool has.
         ValueError: a wrong number or shape.
     """
     _check_layout(layout)
@@ -85,8 +91,7 @@ def import_slot(
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     _check_count("states", states, len(request.pools))
     for n, (pool, state) in enumerate(zip(request.pools, states, strict=True)):
-        if not isinstance(state, torch.Tensor):
-            raise TypeError(f"states[{n}]: expected a torch.Tensor, got {type(state).__name__}")
+        _check_data(f"states[{n}]", state)
         target = pool[slot].transpose(-1, -2) if swap else pool[slot]
         if state.shape != target.shape:
             raise ValueError(
@@ -99,14 +104,23 @@ def import_slot(
             if (conv is None) != (given is None):
                 raise ValueError(f"conv_states[{n}]: expected {'None' if conv is None else 'a tensor'}")
             if conv is not None and given is not None:
+                _check_data(f"conv_states[{n}]", given)
                 if given.shape != conv.shape[1:]:
                     raise ValueError(
                         f"conv_states[{n}]: expected shape {tuple(conv.shape[1:])}, got {tuple(given.shape)}"
                     )
                 pairs.append((conv[slot], given))
-    for target, value in pairs:
-        target.copy_(value)
+    with torch.no_grad():
+        for target, value in pairs:
+            target.copy_(value)
     request.counters.clear(slot)
+
+
+def _check_data(name: str, given: object) -> None:
+    if not isinstance(given, torch.Tensor):
+        raise TypeError(f"{name}: expected a torch.Tensor, got {type(given).__name__}")
+    if given.dtype not in DATA_DTYPES:
+        raise TypeError(f"{name}: dtype {given.dtype} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
 
 
 def _check_layout(layout: str) -> None:

@@ -64,9 +64,14 @@ class CapacityBuckets:
         """Sort the capacities: fewest rows first, then fewest requests.
 
         Raises:
+            TypeError: one is no Capacity, or a number in it no int.
             ValueError: there is none, or one is out of range.
         """
-        self._capacities = tuple(sorted(set(capacities)))
+        given = tuple(capacities)
+        for n, capacity in enumerate(given):
+            if not isinstance(capacity, Capacity):
+                raise TypeError(f"capacities[{n}]: expected a Capacity, got {type(capacity).__name__}")
+        self._capacities = tuple(sorted(set(given)))
         if not self._capacities:
             raise ValueError("capacities: at least one is needed")
         for c in self._capacities:

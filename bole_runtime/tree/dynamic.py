@@ -7,7 +7,7 @@ from typing import NamedTuple
 import torch
 
 from bole_runtime.tree.build_torch import PADDING
-from bole_runtime.tree.check import check_capacity
+from bole_runtime.tree.check import INDEX_DTYPES, check_capacity
 
 
 class Candidates(NamedTuple):
@@ -96,7 +96,8 @@ class TopKDraft:
         Raises:
             ValueError: wrong shapes.
         """
-        _shapes(("tokens", tokens, (self.batch,)), ("ids", ids, (self.batch, self.top_k)), ("probs", probs, ids.shape))
+        wanted = (self.batch, self.top_k)
+        _shapes(("tokens", tokens, (self.batch,)), ("ids", ids, wanted), ("probs", probs, wanted))
         live = tokens >= 0
         made = self.candidates
         made.parents.fill_(PADDING)
@@ -193,5 +194,9 @@ def keep_best(candidates: Candidates, nodes: int) -> Selection:
 
 def _shapes(*given: tuple[str, torch.Tensor, tuple[int, ...] | torch.Size]) -> None:
     for name, tensor, shape in given:
+        if not isinstance(tensor, torch.Tensor):
+            raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
+        if name != "probs" and tensor.dtype not in INDEX_DTYPES:
+            raise TypeError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: torch.int32, torch.int64")
         if tuple(tensor.shape) != tuple(shape):
             raise ValueError(f"{name}: expected shape {tuple(shape)}, got {tuple(tensor.shape)}")

@@ -46,6 +46,8 @@ def parents_from_links(
         raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
     if live.shape != (batch,):
         raise ValueError(f"live: expected shape ({batch},), got {tuple(live.shape)}")
+    if out is not None and not isinstance(out, torch.Tensor):
+        raise TypeError(f"out: expected a torch.Tensor, got {type(out).__name__}")
     for name, tensor in (("next_sibling", next_sibling), ("live", live), ("out", out)):
         if tensor is not None and tensor.device != next_token.device:
             raise ValueError(f"{name}: on {tensor.device}, but next_token is on {next_token.device}")

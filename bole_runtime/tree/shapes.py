@@ -55,6 +55,7 @@ class StaticTree:
 
     def batch(self, batch: int, device: torch.device | str = "cpu") -> TreeBatch:
         """Return dense trees of this shape, with the tight depth bound."""
+        check_capacity("batch", batch, 0, 2**31 - 1)
         parents = torch.tensor(self.parents, dtype=torch.int32, device=device)
         return TreeBatch.from_parents(parents.expand(batch, -1), self.depth)
 

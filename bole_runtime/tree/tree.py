@@ -196,6 +196,8 @@ class TreeBatch:
     @classmethod
     def chain(cls, batch: int, nodes: int, device: torch.device | str = "cpu") -> TreeBatch:
         """Build one chain of ``nodes`` nodes a request."""
+        check_capacity("batch", batch, 0, 2**31 - 1)
+        check_capacity("nodes", nodes, 1, MAX_NODES)
         parents = torch.arange(-1, nodes - 1, dtype=torch.int32, device=device)
         return cls.from_parents(parents.expand(batch, nodes))
 

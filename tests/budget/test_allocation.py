@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import random
 from typing import Any
 
@@ -13,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bole_runtime.budget import AcceptanceModel, allocate, choose_capacity, expected_tokens, reach
-from bole_runtime.sampling import accept_predicted
+from bole_runtime.sampling import Acceptance, accept_predicted
 from bole_runtime.tree import STATUS_TOTAL, TopKDraft, TreeBatch
 
 
@@ -138,9 +139,57 @@ def test_expected_tokens_and_the_best_capacity() -> None:
         assert float(allocate(parents, scores, total, tree).expected.sum()) == pytest.approx(value)
     costs = torch.tensor([1.0, 10.0, 10.0, 11.0, 14.0, 40.0, 400.0])
     index, rates = choose_capacity(parents, scores, totals, costs)
-    assert rates.tolist() == pytest.approx([w / c * 1e6 for w, c in zip(wanted, costs.tolist(), strict=True)])
+    enough = [0, 0, *wanted[2:]]  # the first two have no row for the second root
+    assert rates.tolist() == pytest.approx([w / c * 1e6 for w, c in zip(enough, costs.tolist(), strict=True)])
     assert int(index) == 4
     assert int(choose_capacity(parents, scores, totals[2:4], torch.tensor([2.0, 2.8]))[0]) == 0  # a tie
+
+
+PACKED, CHAIN = TreeBatch(1, 2, max_total=2), TreeBatch.chain(1, 2)
+OTHER = Acceptance.empty(TreeBatch.chain(1, 3))
+
+
+def test_a_bucket_that_would_starve_a_request_is_not_chosen() -> None:
+    parents, scores = torch.tensor([[-1, 0]] * 8), torch.full((8, 2), 0.1)
+    index, rates = choose_capacity(parents, scores, torch.tensor([2, 8, 16]), torch.tensor([1.0, 100.0, 101.0]))
+    assert int(index) == 2
+    assert rates.tolist() == pytest.approx([0.0, 8e4, 8.8e6 / 101])
+    # Where every bucket is too small, the best of them has to do.
+    assert int(choose_capacity(parents, scores, torch.tensor([2, 4]), torch.tensor([1.0, 100.0]))[0]) == 0
+
+
+@pytest.mark.parametrize("bad", [float("nan"), 0.0, -1.0])
+def test_a_cost_that_is_none_rules_its_bucket_out(bad: float) -> None:
+    parents, scores, totals = torch.tensor([[-1, 0]]), torch.ones(1, 2), torch.tensor([1, 2])
+    index, rates = choose_capacity(parents, scores, totals, torch.tensor([bad, 2.0]))
+    assert (int(index), rates.tolist()) == (1, pytest.approx([0.0, 1e6]))
+    index, rates = choose_capacity(parents, scores, totals, torch.tensor([bad, bad]))
+    assert (int(index), rates.tolist()) == (0, [0.0, 0.0])
+
+
+@pytest.mark.parametrize(
+    ("call", "error", "message"),
+    [
+        (lambda p, s: reach(p, [1.0]), TypeError, "scores: expected a floating-point tensor, got list"),
+        (lambda p, s: reach(p, s.long()), TypeError, "scores: expected a floating-point tensor, got torch.int64"),
+        (lambda p, s: reach(p, s, -1), ValueError, "max_nodes: -1 is not allowed"),
+        (lambda p, s: reach(p, s, None, 1.5), TypeError, "max_depth: expected an int"),
+        (lambda p, s: allocate(p, s, 2, None), TypeError, "tree: expected a TreeBatch, got NoneType"),
+        (lambda p, s: allocate(p, s, torch.tensor(True), PACKED), ValueError, "budget: expected one integer"),
+        (lambda p, s: expected_tokens(p, s, [2]), TypeError, "totals: expected a torch.Tensor, got list"),
+        (lambda p, s: expected_tokens(p, s, torch.tensor([2.0])), TypeError, "totals: dtype torch.float32"),
+        (lambda p, s: choose_capacity(p, s, [2], [1.0]), TypeError, "totals: expected a torch.Tensor, got list"),
+        (lambda p, s: AcceptanceModel(bins=1.5), TypeError, "bins: expected an int"),
+        (lambda p, s: AcceptanceModel(prior=math.inf), ValueError, "prior: inf is not allowed; allowed: above 0, fin"),
+        (lambda p, s: AcceptanceModel(memory="x"), TypeError, "memory: expected a number, got str"),
+        (lambda p, s: AcceptanceModel().correct([0.5]), TypeError, "scores: expected a floating-point tensor"),
+        (lambda p, s: AcceptanceModel().update(s, None, None), TypeError, "tree, result: expected TreeBatch and Acc"),
+        (lambda p, s: AcceptanceModel().update(s, CHAIN, OTHER), ValueError, r"result\.path: expected torch\.int32"),
+    ],
+)
+def test_wrong_arguments_are_named(call: Any, error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(torch.tensor([[-1, 0]]), torch.ones(1, 2))
 
 
 def test_allocation_errors() -> None:

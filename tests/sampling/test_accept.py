@@ -270,6 +270,17 @@ def test_compaction_moves_the_path_to_the_front_and_nothing_else(packed: bool) -
     assert compact_(buffer, got)[:, 1].tolist() == expected
 
 
+def test_compaction_errors() -> None:
+    got = accept_predicted(torch.tensor([[1, 2, 3]]), torch.tensor([[0, 1, 2]]), TreeBatch.chain(1, 3))
+    with pytest.raises(ValueError, match="buffer: 2 rows, but the accepted paths go up to row 2"):
+        compact_(torch.zeros(2, 4), got)
+    for wrong in (([1], got), (torch.zeros(3, 4), None)):
+        with pytest.raises(TypeError, match=r"buffer, result: expected a torch.Tensor and an Acceptance"):
+            compact_(*wrong)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"buffer: expected .* got a scalar"):
+        compact_(torch.tensor(1.0), got)
+
+
 def test_numbers_are_philox() -> None:
     from bole_runtime.sampling.philox import philox
 
@@ -308,6 +319,15 @@ def test_argument_errors() -> None:
     for kind, message, options in cases:
         with pytest.raises(kind, match=message):
             accept(logits, tokens, tree, **options)
+    for wrong in (None, [[-1, 0, 1]]):
+        with pytest.raises(TypeError, match="tree: expected a TreeBatch, got"):
+            accept(logits, tokens, wrong)  # type: ignore[arg-type]
+        with pytest.raises(TypeError, match="tree: expected a TreeBatch, got"):
+            accept_predicted(tokens, tokens, wrong)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="logits: expected a floating-point tensor, got list"):
+        target_probs([1.0])  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"logits: .* with V >= 1, got shape \(2, 0\)"):
+        target_probs(logits[:, 0, :0])
     with pytest.raises(ValueError, match=r"logits: expected shape \(2, 3, V\)"):
         accept(logits[:1], tokens, tree)
     with pytest.raises(TypeError, match=r"logits: dtype torch\.float64"):
@@ -329,8 +349,15 @@ def test_argument_errors() -> None:
         ({"top_k": 2.5}, TypeError, "top_k: 2.5"),
         ({"top_k": [1, 2, 3]}, ValueError, r"top_k: expected shape \(2,\)"),
         ({"temperature": "warm"}, TypeError, "temperature: 'warm'"),
+        ({"temperature": torch.tensor([True, False])}, TypeError, "temperature: dtype torch.bool"),
+        ({"temperature": 1j}, TypeError, "temperature: 1j"),
+        # What is kept is fp32: infinite there, or 0.
+        ({"temperature": torch.full((2,), 1e39, dtype=torch.float64)}, ValueError, r"temperature: 1e\+39"),
+        ({"top_p": torch.full((2,), 1e-60, dtype=torch.float64)}, ValueError, "top_p: 1e-60"),
+        ({"batch": 2.0}, TypeError, "batch: expected an int, got float"),
+        ({"batch": -1}, ValueError, "batch: -1 is not allowed"),
     ],
 )
 def test_parameter_errors(options: dict[str, Any], kind: type[Exception], message: str) -> None:
     with pytest.raises(kind, match=message):
-        SamplingParams(2, **options)
+        SamplingParams(**{"batch": 2, **options})

@@ -11,7 +11,7 @@ from bole_testing.cases.base import Setup, make_inputs, make_pending
 from bole_testing.close import assert_close, assert_same_bits
 
 import bole_runtime
-from bole_runtime import PendingChain, TreeBatch, append, commit, flush, verify
+from bole_runtime import Factors, PendingChain, TreeBatch, append, commit, flush, verify
 from bole_runtime.calls import RowAction
 from bole_runtime.reference import commit_sequential, flush_sequential
 
@@ -141,3 +141,37 @@ def test_append_refuses() -> None:
 
 def test_exports() -> None:
     assert {"append", "flush", "StateManager", "plan_memory"} <= set(bole_runtime.__all__)
+
+
+def test_flush_names_what_is_wrong_with_the_gates() -> None:
+    tree = TreeBatch(3, 5)
+    made = Factors.allocate(
+        tree, key_heads=1, value_heads=2, dk=8, dv=8, dtype=torch.float32, recurrence="kda", gate_mode="raw"
+    )
+    spec, counters = made.spec, [torch.full((3,), n, dtype=torch.int32) for n in (2, 0)]
+    node = {i.name: made.gates[i.name] for i in spec.node_gates("raw")}
+    chain = PendingChain(made.k, made.v, node, *counters)
+    whole = {i.name: torch.zeros(i.sizes((1, 2), (8, 8))) for i in spec.parameters("raw")}
+    pool, slots = torch.ones(3, 2, 8, 8), torch.tensor([1])
+    cases: list[tuple[Any, type[Exception], str]] = [
+        (None, ValueError, "gates: missing A_log, which the chains of 'kda'"),
+        ([{**whole, "A_log": torch.zeros(1)}], ValueError, r"gates\['A_log'\]: expected shape \(2,\)"),
+        ([{**whole, "A_log": [0.0, 0.0]}], TypeError, r"gates\['A_log'\]: expected a torch.Tensor"),
+        ([5], TypeError, r"gates\[0\]: expected a mapping"),
+        (5, TypeError, "gates: expected a mapping"),
+        ([whole, whole], ValueError, "gates: 2 for 1 layers"),
+    ]
+    for gates, error, message in cases:
+        with pytest.raises(error, match=message):
+            flush(pool, slots, chain, recurrence="kda", gates=gates)
+    with pytest.raises(TypeError, match="qk_l2norm: expected a bool or None, got str"):
+        flush(pool, slots, chain, recurrence="kda", gates=whole, qk_l2norm="yes")  # type: ignore[arg-type]
+    assert bool((pool == 1).all())
+    assert chain.length.tolist() == [2, 2, 2]
+    other = pool.clone()
+    flush(pool, slots, chain, recurrence="kda", gates=whole)
+    assert chain.length.tolist() == [2, 0, 2]
+    chain.length.fill_(2)
+    flush([other], slots, [chain], recurrence="kda", gates=[whole])
+    assert torch.equal(pool, other)
+    assert not torch.equal(pool[1], torch.ones(2, 8, 8))  # raw gates of 0 decay it

@@ -11,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from bole_runtime.tree import Candidates, TopKDraft, TreeBatch, chain, k_ary, keep_best, sequoia
+from bole_runtime.tree import Candidates, CapacityBuckets, TopKDraft, TreeBatch, chain, k_ary, keep_best, sequoia
 
 
 def test_small_shapes_by_hand() -> None:
@@ -150,7 +150,7 @@ def test_top_k_draft_is_the_plain_loop(k: int, levels: int, nodes: int) -> None:
     assert got.tokens[3].tolist() == [-1] * nodes
     TreeBatch.from_parents(got.parents)
     with pytest.raises(ValueError, match="expand: level"):
-        draft.expand(torch.zeros(4, k, k), torch.zeros(4, k, k))
+        draft.expand(torch.zeros(4, k, k).long(), torch.zeros(4, k, k))
 
 
 def test_bad_probabilities_never_disconnect_a_tree() -> None:
@@ -172,3 +172,18 @@ def test_ties_keep_the_parent() -> None:
     assert got.chosen.tolist() == [[0, 1, 2]]
     with pytest.raises(ValueError, match="nodes: 6"):
         keep_best(Candidates(parents, torch.arange(5).unsqueeze(0), torch.zeros(1, 5)), 6)
+
+
+def test_trees_of_wrong_types_are_refused_by_name() -> None:
+    for call in (lambda b: TreeBatch.chain(b, 3), lambda b: chain(3).batch(b)):
+        with pytest.raises(ValueError, match="batch: -1 is not allowed"):
+            call(-1)
+    with pytest.raises(TypeError, match="nodes: expected an int, got str"):
+        TreeBatch.chain(1, "4")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"capacities\[0\]: expected a Capacity, got str"):
+        CapacityBuckets(["small"])  # type: ignore[list-item]
+    draft, one = TopKDraft(1, 2, 1), torch.tensor([1])
+    with pytest.raises(TypeError, match=r"tokens: expected a torch.Tensor, got list"):
+        draft.start([1], one, one)  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match=r"ids: dtype torch.float32 is not allowed"):
+        draft.start(one, torch.rand(1, 2), torch.rand(1, 2))
