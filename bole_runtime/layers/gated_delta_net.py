@@ -9,7 +9,7 @@ import torch
 from bole_runtime.api import verify
 from bole_runtime.conv import ConvPending, tree_conv
 from bole_runtime.factors import PendingChain
-from bole_runtime.layers.shared import LayerFactors, check_parameter, check_sizes, live_rows
+from bole_runtime.layers.shared import LayerFactors, check_columns, check_parameter, check_sizes, live_rows
 from bole_runtime.tree import TreeBatch
 
 #: How a packed projection orders its columns: whole parts one after the other (Qwen3.5), or the parts of a key head
@@ -100,8 +100,7 @@ class GatedDeltaNet:
             ValueError: a wrong number of columns.
         """
         for name, tensor, columns in (("qkvz", qkvz, self.channels + self.value_dim), ("ba", ba, 2 * self.value_heads)):
-            if tensor.shape[-1] != columns:
-                raise ValueError(f"{name}: expected {columns} columns, got shape {tuple(tensor.shape)}")
+            check_columns(name, tensor, columns)
         if self.layout == "parts":
             x, z = qkvz.split([self.channels, self.value_dim], -1)
             b, a = ba.split(self.value_heads, -1)

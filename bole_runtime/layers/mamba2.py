@@ -9,7 +9,7 @@ import torch
 from bole_runtime.api import verify
 from bole_runtime.conv import ConvPending, tree_conv
 from bole_runtime.factors import PendingChain
-from bole_runtime.layers.shared import LayerFactors, check_parameter, check_sizes, live_rows
+from bole_runtime.layers.shared import LayerFactors, check_columns, check_parameter, check_sizes, live_rows
 from bole_runtime.tree import TreeBatch
 
 
@@ -118,8 +118,7 @@ class Mamba2:
             ValueError: a wrong shape, device, stride or value.
         """
         columns = [self.inner, self.channels, self.heads]
-        if zxbcdt.shape[-1] != sum(columns):
-            raise ValueError(f"zxbcdt: expected {sum(columns)} columns, got shape {tuple(zxbcdt.shape)}")
+        check_columns("zxbcdt", zxbcdt, sum(columns))
         z, raw, dt = zxbcdt.split(columns, -1)
         mixed, conv = tree_conv(
             raw, self.conv_weight, self.conv_bias, state=conv_state, slots=slots, tree=tree, pending=conv_pending

@@ -49,6 +49,19 @@ def check_parameter(name: str, tensor: object, size: int, vector: bool = True) -
         raise ValueError(f"{name}: expected shape {f'({size},)' if vector else f'({size}, W)'}, got {shape}")
 
 
+def check_columns(name: str, tensor: object, columns: int) -> None:
+    """Check the output of a packed projection.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: another number of columns.
+    """
+    if not isinstance(tensor, torch.Tensor):
+        not_a(name, tensor, "a torch.Tensor")
+    if tensor.dim() == 0 or tensor.shape[-1] != columns:
+        raise ValueError(f"{name}: expected {columns} columns, got shape {tuple(tensor.shape)}")
+
+
 def live_rows(tree: TreeBatch, slots: torch.Tensor, pool_slots: int) -> torch.Tensor:
     """Return which rows are live nodes of requests that are no padding, bool of the shape ``tree.lead``."""
     index, live = tree.rows()

@@ -207,3 +207,12 @@ def test_a_refused_commit_moves_neither_state() -> None:
 def test_parameters_of_a_wrong_type(changes: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         layer(**changes)
+
+
+def test_inputs_of_a_wrong_type() -> None:
+    qkvz, ba = inputs(1, 3)
+    more: dict[str, Any] = {**pools(2), "slots": torch.tensor([0]), "tree": TreeBatch.chain(1, 3)}
+    with pytest.raises(TypeError, match=r"^qkvz: expected a torch\.Tensor, got list"):
+        layer().verify([1], ba, **more)  # type: ignore[arg-type]
+    with pytest.raises(ValueError, match=r"^ba: expected 8 columns, got shape \(\)"):
+        layer().verify(qkvz, torch.tensor(1.0), **more)
