@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime.families import get_family
+from bole_runtime.families.spec import DATA_DTYPES
 
 if TYPE_CHECKING:
     from bole_runtime.calls import VerifyCall
@@ -115,8 +116,15 @@ class Factors:
                 default float32.
 
         Raises:
+            TypeError: no tree, or a dtype that k and v cannot have.
             ValueError: HV is not a multiple of HK, or the family, the gate mode or a gate's name is unknown.
         """
+        from bole_runtime.tree import TreeBatch
+
+        if not isinstance(tree, TreeBatch):
+            raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
+        if dtype not in DATA_DTYPES:
+            raise TypeError(f"dtype: {dtype!r} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
         spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
         if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
             raise ValueError(f"value_heads: {value_heads} is not a positive multiple of key_heads = {key_heads}")

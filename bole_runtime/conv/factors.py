@@ -7,6 +7,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
+from bole_runtime.families.spec import DATA_DTYPES
+
 if TYPE_CHECKING:
     from bole_runtime.tree import TreeBatch
 
@@ -79,8 +81,15 @@ class ConvFactors:
             device: default, the tree's.
 
         Raises:
+            TypeError: no tree, or a dtype that x cannot have.
             ValueError: ``channels`` is below 1 or ``width`` outside 2 to 8.
         """
+        from bole_runtime.tree import TreeBatch
+
+        if not isinstance(tree, TreeBatch):
+            raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
+        if dtype not in DATA_DTYPES:
+            raise TypeError(f"dtype: {dtype!r} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
         if channels < 1:
             raise ValueError(f"channels: {channels} is not allowed; allowed: 1 or more")
         if width not in WIDTHS:

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bole_runtime import ConvFactors, ConvPending, TreeBatch, conv_commit, tree_conv
+from bole_runtime import ConvFactors, ConvPending, Factors, TreeBatch, conv_commit, tree_conv
 
 TREE = TreeBatch.chain(2, 3)
 
@@ -140,3 +140,17 @@ def test_empty_batches_and_pools() -> None:
     out, factors = tree_conv(**arguments(state=empty, slots=torch.tensor([-1, -1])))
     assert bool((out == 0).all())
     conv_commit(empty, torch.tensor([-1, -1]), factors, torch.tensor([0, 0]))
+
+
+@pytest.mark.parametrize(
+    ("allocate", "sizes"),
+    [
+        (ConvFactors.allocate, {"channels": 4, "width": 4}),
+        (Factors.allocate, {"key_heads": 1, "value_heads": 1, "dk": 4, "dv": 4}),
+    ],
+)
+def test_buffers_of_a_wrong_type_are_refused(allocate: Any, sizes: dict[str, int]) -> None:
+    with pytest.raises(TypeError, match="tree: expected a TreeBatch, got NoneType"):
+        allocate(None, **sizes, dtype=torch.float32)
+    with pytest.raises(TypeError, match=r"dtype: torch\.int32 is not allowed"):
+        allocate(TreeBatch.chain(1, 2), **sizes, dtype=torch.int32)
