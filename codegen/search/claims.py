@@ -23,10 +23,14 @@ LEASE = 60.0
 
 
 def _started(pid: int) -> str:
-    """Return when a process of this host was started, in the kernel's ticks; empty if it is gone."""
+    """Return when a process of this host was started, in the kernel's ticks; empty if it is gone.
+
+    A process that has ended is gone, even while its parent has not asked for its exit status.
+    """
     try:
         with open(f"/proc/{pid}/stat", encoding="ascii", errors="replace") as file:
-            return file.read().rsplit(")", 1)[1].split()[19]
+            fields = file.read().rsplit(")", 1)[1].split()
+        return "" if fields[0] in ("Z", "X") else fields[19]
     except (OSError, IndexError):
         return ""
 

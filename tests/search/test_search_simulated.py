@@ -178,6 +178,21 @@ def test_four_runs_share_a_storage_and_one_is_killed(tmp_path: Path) -> None:
     assert keys == sorted(t.problem.key() for t in sim.targets(batches=[1, 64], nodes=[16, 32]))
 
 
+def test_a_killed_process_is_gone_before_its_parent_has_noticed() -> None:
+    from bole_codegen.search import claims
+
+    child = subprocess.Popen([sys.executable, "-c", "import time; print(flush=True); time.sleep(60)"], stdout=-1)
+    assert child.stdout is not None
+    child.stdout.readline()
+    assert claims._started(child.pid)
+    child.kill()
+    limit = time.monotonic() + 10
+    while claims._started(child.pid) and time.monotonic() < limit:
+        time.sleep(0.01)
+    assert not claims._started(child.pid)
+    child.communicate()
+
+
 def test_a_claim_of_another_host_holds_until_it_goes_silent(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_codegen.search import claims
     from bole_codegen.search.journal import open_storage
