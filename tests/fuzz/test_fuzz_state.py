@@ -35,7 +35,7 @@ def test_random_operations(name: str) -> None:
     assert {"round", "abandon", "fork", "snapshot"} <= server.done.keys()
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", POLICIES)
 def test_thousands_of_random_operations(name: str) -> None:

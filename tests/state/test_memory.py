@@ -103,7 +103,7 @@ def test_memory_is_steady(policy: str) -> None:
     play(policy, 75)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("policy", ["fused", "deferred"])
 def test_memory_is_steady_over_ten_thousand_rounds(policy: str) -> None:

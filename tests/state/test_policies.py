@@ -53,7 +53,7 @@ def test_policies_agree_over_a_hundred_rounds() -> None:
     compare(100, (ONE,))
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
 def test_policies_agree_over_a_thousand_rounds_of_three_layers() -> None:
     compare(1000, LAYERS, tuple(POLICIES))
