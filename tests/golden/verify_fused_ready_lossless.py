@@ -143,7 +143,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps):
+def solve(p, a, steps, largest):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -153,8 +153,8 @@ def solve(p, a, steps):
     a_high = half(a)
     a_low = rest(a, a_high)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: deeper trees need them cut to what fp16 holds.
-    small = tl.where(steps <= 11, steps, 0)
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
+    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
     for _ in range(0, small):
         high = half(x)
         x = tl.dot(high, a_high, tl.dot(high, a_low, tl.dot(rest(x, high), a_high, p)))
@@ -226,7 +226,7 @@ def halves(x):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8f422b3c(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_9b36efbb(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -368,7 +368,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_8f422b3c(
     whole, part = path_sums(products, mask, g)
     decay = path_decay(whole, part)
     reach = tl.exp(whole + part)
-    mix = solve(products, erase * beta[:, None], steps)
+    mix = solve(products, erase * beta[:, None], steps, tl.max(tl.abs(beta), axis=0))
     mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm

@@ -144,7 +144,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps):
+def solve(p, a, steps, largest):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -153,8 +153,8 @@ def solve(p, a, steps):
     a = -a
     a_high = half(a)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: deeper trees need them cut to what fp16 holds.
-    small = tl.where(steps <= 11, steps, 0)
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
+    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
     for _ in range(0, small):
         x = tl.dot(half(x), a_high, p)
     for _ in range(small, steps):
@@ -180,7 +180,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_b17353f1(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe73e37a(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -327,7 +327,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_b17353f1(
     total = path_sums(products, mask, g_i)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve(products, erase * beta_i[:, None], steps)
+    mix = solve(products, erase * beta_i[:, None], steps, tl.max(tl.abs(beta_i), axis=0))
     mix = mix * decay * (scale * beta_i)[None, :]
     mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (head_base + 0) * (ROWS * ROWS) + lane[:, None] * ROWS + lane[None, :]
     tl.store(mix_ptrs, mix.to(tl.bfloat16))

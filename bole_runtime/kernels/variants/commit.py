@@ -79,7 +79,6 @@ def layer_plans(
                 **sizes,
             },
             TABLE=table,
-            MASK_LOADS=False,
             config_line=f"{config} {'layer table' if table else 'one layer'}",
             pointer_args=pointers,
             **more,
