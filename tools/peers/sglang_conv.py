@@ -2,17 +2,13 @@
 
 from __future__ import annotations
 
-import importlib.util
-import sys
-import zipfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 
-from peers.base import PeerUnavailable
-from peers.sglang_loader import TESTED_VERSION, _in_sys_modules, _stand_ins
+from peers.sglang_loader import execute, find_file
 
 CONV_FILE = "sglang/kernels/ops/mamba/causal_conv1d_triton.py"
 ENTRY = "causal_conv1d_update"
@@ -28,39 +24,7 @@ def load_conv(path: str | None, cache: Path) -> Callable[..., torch.Tensor]:
     Raises:
         PeerUnavailable: no path, or another version's layout.
     """
-    if not path:
-        raise PeerUnavailable("no --sglang PATH given (a wheel, an unpacked wheel, or site-packages with sglang)")
-    given = Path(path).expanduser()
-    file = given / CONV_FILE
-    if not file.is_file() and given.name == "sglang":
-        file = given.parent / CONV_FILE
-    if given.is_file():
-        try:
-            with zipfile.ZipFile(given) as archive:
-                data = archive.read(CONV_FILE)
-        except (zipfile.BadZipFile, KeyError, OSError) as error:
-            raise PeerUnavailable(f"{given.name} holds no {CONV_FILE}: {error}") from error
-        file = cache / CONV_FILE
-        file.parent.mkdir(parents=True, exist_ok=True)
-        file.write_bytes(data)
-    if not file.is_file():
-        raise PeerUnavailable(f"{given} holds no {CONV_FILE}; tested with sglang {TESTED_VERSION}")
-    name = "bole_peer_sglang_conv"
-    spec = importlib.util.spec_from_file_location(name, file)
-    if spec is None or spec.loader is None:
-        raise PeerUnavailable(f"cannot load {file}")
-    module = importlib.util.module_from_spec(spec)
-    with _in_sys_modules(_stand_ins()):
-        sys.modules[name] = module
-        try:
-            spec.loader.exec_module(module)
-        except Exception as error:
-            del sys.modules[name]
-            raise PeerUnavailable(f"sglang's convolution does not load: {type(error).__name__}: {error}") from error
-    entry = getattr(module, ENTRY, None)
-    if entry is None:
-        raise PeerUnavailable(f"{file} has no {ENTRY}; tested with sglang {TESTED_VERSION}")
-    return entry
+    return execute(find_file(path, CONV_FILE, cache), ENTRY, "convolution")
 
 
 def links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

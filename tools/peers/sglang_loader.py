@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
 import torch
 
@@ -134,7 +135,7 @@ def _is_cuda() -> bool:
     return torch.cuda.is_available() and torch.version.cuda is not None
 
 
-def _stand_ins() -> dict[str, ModuleType]:
+def stand_ins() -> dict[str, ModuleType]:
     """Modules that answer what the kernel file asks about the device, as SGLang's own predicates define it."""
     answers: dict[str, dict[str, Callable[[], object]]] = {
         "sglang.kernels.jit.utils": {
@@ -177,26 +178,72 @@ def _in_sys_modules(modules: dict[str, ModuleType]) -> Iterator[None]:
         sys.modules.update(hidden)
 
 
-def load_entry(source: SglangSource) -> Callable[..., torch.Tensor]:
-    """Execute the kernel file and return its entry function.
+def find_file(path: str | None, relative: str, cache: Path) -> Path:
+    """Return a file of SGLang, from a wheel, an unpacked wheel or site-packages.
+
+    Args:
+        path: the path, or None.
+        relative: the file inside the package's root.
+        cache: where a wheel's file is written, since Triton reads a kernel's source from a file.
+
+    Raises:
+        PeerUnavailable: no path, or another version's layout.
+    """
+    if not path:
+        raise PeerUnavailable("no --sglang PATH given (a wheel, an unpacked wheel, or site-packages with sglang)")
+    given = Path(path).expanduser()
+    file = given / relative
+    if not file.is_file() and given.name == "sglang":
+        file = given.parent / relative
+    if given.is_file():
+        try:
+            with zipfile.ZipFile(given) as archive:
+                data = archive.read(relative)
+        except (zipfile.BadZipFile, KeyError, OSError) as error:
+            raise PeerUnavailable(f"{given.name} holds no {relative}: {error}") from error
+        file = cache / relative
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_bytes(data)
+    if not file.is_file():
+        raise PeerUnavailable(f"{given} holds no {relative}; tested with sglang {TESTED_VERSION}")
+    return file
+
+
+def execute(file: Path, entry: str, label: str, modules: dict[str, ModuleType] | None = None) -> Callable[..., Any]:
+    """Execute a kernel file of SGLang and return its entry function.
+
+    Args:
+        file: the file.
+        entry: name of the function.
+        label: what the file is, for messages.
+        modules: stand-ins for what it imports of SGLang; default, those of :func:`stand_ins`.
 
     Raises:
         PeerUnavailable: the file does not load here; the message holds the cause.
     """
-    name = "bole_peer_sglang_serial"
-    spec = importlib.util.spec_from_file_location(name, source.path)
+    # Triton looks its functions' globals up through the module, so it stays registered under a name of our own.
+    name = f"bole_peer_{file.stem}"
+    spec = importlib.util.spec_from_file_location(name, file)
     if spec is None or spec.loader is None:
-        raise PeerUnavailable(f"cannot load {source.path}")
+        raise PeerUnavailable(f"cannot load {file}")
     module = importlib.util.module_from_spec(spec)
-    with _in_sys_modules(_stand_ins()):
-        # Triton looks its functions' globals up through the module, so it stays registered under our own name.
+    with _in_sys_modules(stand_ins() if modules is None else modules):
         sys.modules[name] = module
         try:
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
-            raise PeerUnavailable(f"sglang {source.label} does not load: {type(error).__name__}: {error}") from error
-    entry = getattr(module, ENTRY, None)
-    if entry is None:
-        raise PeerUnavailable(f"sglang {source.label} has no {ENTRY}; tested with {TESTED_VERSION}")
-    return entry  # type: ignore[no-any-return]
+            raise PeerUnavailable(f"sglang {label} does not load: {type(error).__name__}: {error}") from error
+    found = getattr(module, entry, None)
+    if found is None:
+        raise PeerUnavailable(f"sglang {label} has no {entry}; tested with {TESTED_VERSION}")
+    return found  # type: ignore[no-any-return]
+
+
+def load_entry(source: SglangSource) -> Callable[..., torch.Tensor]:
+    """Execute the file of the serial kernel and return its entry function.
+
+    Raises:
+        PeerUnavailable: the file does not load here; the message holds the cause.
+    """
+    return execute(Path(source.path), ENTRY, source.label)
