@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import re
 import subprocess
 import tempfile
 import time
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
+
+import torch
 
 from bole_codegen.render import RenderedKernel
 from bole_runtime.kernels.arguments import Argument, usual_gate_dtypes
@@ -20,6 +24,14 @@ if TYPE_CHECKING:
     from bole_runtime.kernels.problem import Specialisation
     from bole_runtime.kernels.space import GpuLimits
 
+_TORCH: dict[str, torch.dtype] = {
+    "bf16": torch.bfloat16,
+    "fp16": torch.float16,
+    "fp32": torch.float32,
+    "fp64": torch.float64,
+    "i32": torch.int32,
+    "i64": torch.int64,
+}
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -67,34 +79,84 @@ def _element(argument: Argument, problem: Specialisation) -> str:
     return {"f32": "fp32", "scratch": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 
-def signature(
-    problem: Specialisation, arguments: tuple[Argument, ...], used: frozenset[str]
-) -> tuple[dict[str, str], dict[str, Any], dict[tuple[int], list[list[Any]]]]:
-    """Return types, constants and divisibility of the arguments of a usual call (dense, nothing captured).
+def usual_values(problem: Specialisation, rendered: RenderedKernel, present: frozenset[str] = frozenset()) -> list[Any]:
+    """Return what stands for the arguments of a usual call (dense, nothing captured), in order: dtypes for tensors.
 
-    This is the specialisation that a launch asks for, so that compiling ahead fills the cache a launch reads.
+    Args:
+        problem: decides the element types.
+        rendered: the kernel.
+        present: optional tensors that the call has besides the scratch buffers.
     """
-    types: dict[str, str] = {}
-    constants: dict[str, Any] = {}
-    attributes: dict[tuple[int], list[list[Any]]] = {}
-    for i, argument in enumerate(arguments):
-        if argument.unit:
-            types[argument.name] = "constexpr"
-            constants[argument.name] = 1
-            continue
+    given = present | frozenset(rendered.plan.scratch)
+    values: list[Any] = []
+    for argument in rendered.plan.arguments:
         if argument.kind in ("int", "stride"):
-            types[argument.name] = "i32"
+            values.append(1 if argument.unit else 16)
         elif argument.kind == "float":
-            types[argument.name] = "fp32"
-        elif argument.optional and argument.name not in used:
-            types[argument.name] = "constexpr"
-            constants[argument.name] = None
-            continue
+            values.append(1.0)
+        elif argument.optional and argument.name not in given:
+            values.append(None)
         else:
-            types[argument.name] = "*" + _element(argument, problem)
-        if argument.specialised:
-            attributes[(i,)] = [["tt.divisibility", 16]]
-    return types, constants, attributes
+            values.append(_TORCH[_element(argument, problem)])
+    return values
+
+
+class TargetDriver:
+    """Stands for a GPU that need not be there: enough to ask Triton for a kernel and to compile it, not to launch it.
+
+    Args:
+        capability: of the GPU.
+    """
+
+    def __init__(self, capability: tuple[int, int]) -> None:
+        self._capability = capability
+
+    def get_current_target(self) -> Any:
+        """Return what is compiled for."""
+        from triton.backends.compiler import GPUTarget
+
+        return GPUTarget("cuda", 10 * self._capability[0] + self._capability[1], 32)
+
+    def get_current_device(self) -> int:
+        """Return an index that no GPU has: functions keep a target and kernels by it."""
+        return -1
+
+    def get_current_stream(self, device: int) -> int:
+        """Return a stream nothing is enqueued on."""
+        return 0
+
+
+@contextlib.contextmanager
+def targeting(capability: tuple[int, int]) -> Iterator[None]:
+    """Make Triton compile for a compute capability, whatever GPU is there."""
+    from triton.runtime import driver
+
+    # Not through its properties: reading the active driver would look for a GPU.
+    before = dict(vars(driver))
+    driver.set_active(TargetDriver(capability))
+    try:
+        yield
+    finally:
+        vars(driver).update(before)
+
+
+def request(
+    rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits, present: frozenset[str] = frozenset()
+) -> Any:
+    """Ask Triton for a kernel as a launch does, and return it compiled.
+
+    The arguments are specialised by Triton's own code for launches, not by a copy of its rules: what is compiled here
+    is in the cache under the key that the launch looks for.
+
+    Args:
+        rendered: the kernel.
+        problem: what it was rendered for; decides the argument types.
+        gpu: limits of the target.
+        present: see :func:`usual_values`.
+    """
+    function = import_kernel(rendered.name, rendered.source)
+    with targeting(gpu.compute_capability):
+        return function.warmup(*usual_values(problem, rendered, present), grid=(1,), **rendered.plan.options)
 
 
 @functools.lru_cache(maxsize=1)
@@ -131,20 +193,9 @@ def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuL
     Raises:
         CompileError: it does not compile or takes more shared memory than the target has.
     """
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
     started = time.perf_counter()
-    function = import_kernel(rendered.name, rendered.source)
-    types, constants, attributes = signature(problem, rendered.plan.arguments, frozenset(rendered.plan.scratch))
-    major, minor = gpu.compute_capability
     try:
-        compiled = triton.compile(
-            ASTSource(function, types, constexprs=constants, attrs=attributes),
-            target=GPUTarget("cuda", major * 10 + minor, 32),
-            options=rendered.plan.options,
-        )
+        compiled = request(rendered, problem, gpu)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
     shared = int(compiled.metadata.shared)

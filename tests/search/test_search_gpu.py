@@ -110,26 +110,30 @@ def test_a_launch_finds_the_kernels_that_were_compiled_without_the_device(tmp_pa
 
     monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path))
     record = _record()
+
+    def kernels() -> set[str]:
+        # Of a search: building trees and the torch backend may compile others.
+        return {str(path) for path in tmp_path.glob("*/gdn_*.cubin")}
+
     for target in _targets(precisions=["fast", "lossless"]):
         config = default_config(target.problem, record.limits())
         evaluator = MeasuredEvaluator(record, render)
 
-        async def cubins(target: Any = target, config: Any = config, evaluator: Any = evaluator) -> list[int]:
-            counts = []
+        async def cubins(target: Any = target, config: Any = config, evaluator: Any = evaluator) -> Any:
             await evaluator._compiler.candidate(target.kernels, config)
             await evaluator._compiler.candidate(target.kernels, config, wide=True)
-            counts.append(len(list(tmp_path.glob("*/*.cubin"))))
+            ahead = kernels()
             for call in (evaluator.screen(target.kernels, config), evaluator.confirm(target.kernels, config)):
                 assert isinstance(await call, Screened)
             await evaluator.quick(target, config, 0)
-            counts.append(len(list(tmp_path.glob("*/*.cubin"))))
-            return counts
+            return ahead, kernels()
 
         try:
             before, after = asyncio.run(cubins())
         finally:
             evaluator.close()
-        assert before == after
+        assert before
+        assert sorted(after - before) == []
 
 
 def test_a_search_of_one_bucket_says_where_its_time_went(tmp_path: Any, monkeypatch: Any, capsys: Any) -> None:

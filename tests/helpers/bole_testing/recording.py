@@ -17,6 +17,7 @@ from unittest import mock
 
 import torch
 
+from bole_codegen.compile.offline import targeting
 from bole_runtime import Config, gpus
 from bole_runtime.backends import Backend, torch_backend
 from bole_runtime.calls import CommitCall, VerifyCall
@@ -49,35 +50,9 @@ class Recording:
     calls: int = 0
 
 
-class _Driver:
-    """Stands for a GPU that is not there: enough to ask for a kernel and to compile it, not to launch it."""
-
-    def __init__(self, capability: tuple[int, int]) -> None:
-        self._capability = capability
-
-    def get_current_target(self) -> Any:
-        from triton.backends.compiler import GPUTarget
-
-        return GPUTarget("cuda", 10 * self._capability[0] + self._capability[1], 32)
-
-    def get_current_device(self) -> int:
-        return 0
-
-    def get_current_stream(self, device: int) -> int:
-        return 0
-
-
-def pretend(gpu: str) -> None:
-    """Make Triton compile for a GPU of this key in this process, which can launch nothing any more."""
-    from triton.runtime import driver
-
-    capability = gpus.get(gpu).limits().compute_capability
-    driver.set_active(_Driver(capability))
-
-
 @contextlib.contextmanager
 def recording(gpu: str) -> Iterator[Recording]:
-    """Note what calls on CPU tensors would compile on a GPU of this key; see :func:`pretend`."""
+    """Note what calls on CPU tensors would compile on a GPU of this key, which need not be there."""
     from triton import knobs
 
     from bole_runtime.backends import triton_backend
@@ -113,11 +88,11 @@ def recording(gpu: str) -> Iterator[Recording]:
         triton_backend.commit(call)
         torch_backend.commit(call)
 
-    pretend(gpu)
     backend = Backend("triton", verify, commit)
     # The package's functions have the names of their modules.
     modules = [sys.modules[f"bole_runtime.backends.triton_backend.{m}"] for m in ("verify", "commit")]
     with contextlib.ExitStack() as stack:
+        stack.enter_context(targeting(limits.compute_capability))
         for module in modules:
             stack.enter_context(mock.patch.object(module, "choose", choose))
         stack.enter_context(mock.patch("bole_runtime.api.get_backend", return_value=backend))
@@ -128,14 +103,16 @@ def recording(gpu: str) -> Iterator[Recording]:
 
 
 def compile_job(job: Job, gpu: str) -> float:
-    """Compile for the GPU that :func:`pretend` named; return the seconds it took.
+    """Compile for a GPU of this key; return the seconds it took.
 
     Raises:
         RuntimeError: the kernel takes more shared memory than a block of the GPU has.
     """
     started = time.perf_counter()
-    kernel = load(job.problem, job.config)[job.index].function.preload(job.specialisation)
-    shared, limit = kernel.metadata.shared, gpus.get(gpu).limits().smem_per_block
+    limits = gpus.get(gpu).limits()
+    with targeting(limits.compute_capability):
+        kernel = load(job.problem, job.config)[job.index].function.preload(job.specialisation)
+    shared, limit = kernel.metadata.shared, limits.smem_per_block
     if shared > limit:
         raise RuntimeError(f"takes {shared} bytes of shared memory, a block has {limit}")
     return time.perf_counter() - started
