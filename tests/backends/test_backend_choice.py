@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from bole_testing.devices import by_device
 
 from bole_runtime import TreeBatch, backends, commit, set_backend, verify
 
@@ -45,6 +46,14 @@ def test_triton_on_a_cpu_needs_the_interpreter(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)
     with pytest.raises(RuntimeError, match="TRITON_INTERPRET=1"):
         backends.backend_name(CPU)
+
+
+def test_gpu_tests_have_kernels_on_the_gpu_and_compare_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLE_BACKEND", "reference")
+    with by_device():
+        assert backends.backend_name(CUDA) == "triton"
+        assert backends.backend_name(CPU) == "torch"
+    assert backends.backend_name(CUDA) == "reference"
 
 
 def test_torch_and_reference_agree() -> None:

@@ -6,6 +6,7 @@ import os
 import random
 
 import pytest
+from bole_testing.devices import by_device
 
 
 def _seed() -> int:
@@ -22,10 +23,6 @@ def pytest_report_header() -> str:
 
 
 @pytest.fixture(autouse=True)
-def _triton_backend():
-    """Serve calls on CUDA tensors with generated kernels, whatever the environment says."""
-    from bole_runtime import set_backend
-
-    set_backend("triton")
-    yield
-    set_backend(None)
+def _backends():
+    with by_device():
+        yield

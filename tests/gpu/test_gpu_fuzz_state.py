@@ -33,7 +33,7 @@ def test_random_operations(name: str) -> None:
     run(name, 60)
 
 
-@pytest.mark.slow
+@pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("name", POLICIES)
 def test_thousands_of_random_operations(name: str) -> None:
