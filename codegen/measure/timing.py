@@ -6,9 +6,10 @@ keep the recurrent states cold in L2. Replays are queued back to back, so the ho
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any
@@ -102,6 +103,29 @@ def _require_cuda() -> None:
         raise RuntimeError("timing needs a CUDA device and none is available")
 
 
+@contextlib.contextmanager
+def _capturing(graph: torch.cuda.CUDAGraph, stream: torch.cuda.Stream) -> Iterator[None]:
+    """Capture on a stream. A capture that fails to end leaves nothing behind that later work would run into.
+
+    Torch ends the part of its random generator and of its allocator only once the device has ended the capture.
+    """
+    device = torch.cuda.current_device()
+    generator, pool = torch.cuda.default_generators[device], torch.cuda.graph_pool_handle()
+    usual = generator.graphsafe_get_state()
+    # What a graph captures with stays with it: a state of its own, that no other graph or eager call needs.
+    generator.graphsafe_set_state(generator.clone_state())
+    try:
+        with torch.cuda.graph(graph, pool=pool, stream=stream):
+            yield
+    except Exception:
+        with contextlib.suppress(RuntimeError):  # it never began, or this torch has ended it
+            torch._C._cuda_endAllocateToPool(device, pool)
+            torch._C._cuda_releasePool(device, pool)
+        raise
+    finally:
+        generator.graphsafe_set_state(usual)
+
+
 def capture_layers(
     make_layer: Callable[[int], Launch], layers: int, warmup: int = 2, layers_per_launch: int = 1
 ) -> LayerGraph:
@@ -138,14 +162,16 @@ def capture_layers(
                     launch()
         stream.synchronize()
         step = "capture"
-        with torch.cuda.graph(graph, stream=stream):
+        with _capturing(graph, stream):
             try:
                 for launch in launches:
                     launch()
             except Exception as error:
-                # Ending the broken capture raises an error of its own that says nothing about the cause.
+                # Not raised before the capture has ended, which may work and leaves torch as it was. Where it does not,
+                # its error says nothing about the cause.
                 cause = error
-                raise
+        if cause is not None:
+            raise cause
         step = "first replay"
         graph.replay()
         torch.cuda.synchronize()

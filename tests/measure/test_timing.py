@@ -2,6 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
@@ -14,7 +19,7 @@ from bole_codegen.measure import (
     time_interleaved,
     time_launches,
 )
-from bole_codegen.measure.timing import _rotated
+from bole_codegen.measure.timing import _capturing, _rotated
 
 needs_gpu = pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 
@@ -69,6 +74,63 @@ def test_without_a_gpu_the_error_says_so() -> None:
         copy_bandwidth()
 
 
+class FakeCuda:
+    """As much of torch.cuda as a capture needs. A capture that is ``broken`` does not end, as on a device."""
+
+    def __init__(self) -> None:
+        self.state, self.pools, self.broken = {"capturing": False}, set(), False
+        self.default_generators = [self]
+
+    def graph_pool_handle(self) -> str:
+        return "pool"
+
+    def graphsafe_get_state(self) -> dict[str, bool]:
+        return self.state
+
+    def graphsafe_set_state(self, state: dict[str, bool]) -> None:
+        self.state = state
+
+    def clone_state(self) -> dict[str, bool]:
+        return dict(self.state)
+
+    @contextmanager
+    def graph(self, graph: Any, pool: str, stream: Any) -> Iterator[None]:
+        self.state["capturing"] = True
+        self.pools.add(pool)
+        graph.state = self.state
+        try:
+            yield
+        finally:
+            if self.broken:
+                raise RuntimeError("capture invalidated")
+            self.state["capturing"] = False
+            self.pools.remove(pool)
+
+    def end_pool(self, device: int, pool: str) -> None:
+        if pool not in self.pools:
+            raise RuntimeError("not recording")
+        self.pools.remove(pool)
+
+
+@pytest.mark.parametrize("broken", [False, True])
+def test_a_capture_leaves_nothing_behind(broken: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    cuda, graph, released = FakeCuda(), SimpleNamespace(), []
+    cuda.broken = broken
+    for name in ("default_generators", "graph_pool_handle", "graph"):
+        monkeypatch.setattr(torch.cuda, name, getattr(cuda, name))
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(torch._C, "_cuda_endAllocateToPool", cuda.end_pool, raising=False)
+    monkeypatch.setattr(torch._C, "_cuda_releasePool", lambda *args: released.append(args), raising=False)
+    usual = cuda.state
+    with pytest.raises(RuntimeError, match="invalidated") if broken else nullcontext(), _capturing(graph, None):  # type: ignore[arg-type]
+        pass
+    assert cuda.state is usual
+    assert usual == {"capturing": False}
+    assert graph.state is not usual
+    assert not cuda.pools
+    assert len(released) == broken
+
+
 @pytest.mark.gpu
 @needs_gpu
 def test_graph_of_layers_runs_every_layer() -> None:
@@ -104,10 +166,18 @@ def test_failed_warm_up_and_capture_are_named() -> None:
     with pytest.raises(CaptureError, match="warm-up failed: RuntimeError: no such kernel"):
         capture_layers(lambda i: boom, 1)
     x = torch.ones(4, device="cuda")
-    with pytest.raises(CaptureError, match="capture failed"):
-        capture_layers(lambda i: lambda: float(x.sum()), 1)
-    # The device must still work after a failed capture.
-    assert float(x.sum()) == 4.0
+    with capture_layers(lambda i: lambda: x.mul_(1), 1) as earlier:
+        with pytest.raises(CaptureError, match="capture failed"):
+            capture_layers(lambda i: lambda: float(x.sum()), 1)
+        with pytest.raises(CaptureError, match="capture failed: RuntimeError: no such kernel"):
+            capture_layers(lambda i: lambda: boom() if torch.cuda.is_current_stream_capturing() else None, 1)
+        # Everything must still work after a failed capture: the device, random numbers, other graphs, new ones.
+        assert float(x.sum()) == 4.0
+        assert float(torch.rand(8, device="cuda").std()) > 0
+        earlier.replay()
+        with capture_layers(lambda i: lambda: x.add_(torch.ones_like(x)), 1, warmup=1) as later:
+            later.replay()
+            assert float(x.sum()) == 16.0  # a warm-up and two replays
 
 
 @pytest.mark.gpu
