@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from gpu_plants import CorruptedBench
 
 from bole_codegen.measure import CaptureError, Timing
 from bole_codegen.search import bucket_inputs, gpu_bench
@@ -49,7 +50,8 @@ def interleaved(graphs: dict[str, Graph], replays: int = 20, warmup_ms: float = 
 
 
 @pytest.fixture
-def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
+def cuda(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As much of a device as a bench asks for."""
     cuda = gpu_bench.torch.cuda
     for name, value in {
         "is_available": True,
@@ -61,6 +63,10 @@ def bench(monkeypatch: pytest.MonkeyPatch) -> GpuBench:
         "empty_cache": None,
     }.items():
         monkeypatch.setattr(cuda, name, lambda *args, value=value: value)
+
+
+@pytest.fixture
+def bench(cuda: None, monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     monkeypatch.setattr(gpu_bench, "capture_layers", capture)
     monkeypatch.setattr(gpu_bench, "time_interleaved", interleaved)
     made = GpuBench(0, 0, 1 << 18)
@@ -179,3 +185,22 @@ def test_a_device_that_no_longer_answers_is_fatal(bench: GpuBench, monkeypatch: 
     monkeypatch.setattr(torch.cuda, "synchronize", broken)
     assert classify(ValueError("x")).fatal
     assert classify(CandidateError("wrong", "x")).fatal
+
+
+@pytest.mark.parametrize("first", [True, False], ids=["first", "later"])
+@pytest.mark.parametrize(
+    ("plant", "kind"),
+    [("wrong", "wrong"), ("nan", "nan"), ("bounds", "bounds"), ("canary", "bounds"), ("races", "races")],
+)
+def test_what_the_gpu_tests_plant_is_what_the_check_sees(plant: str, kind: str, first: bool, cuda: None) -> None:
+    bench = CorruptedBench({str(BAD): plant}, device=0, seed=0, l2_bytes=1 << 18)
+    bench._device = "cpu"
+    (target,) = make_targets(
+        [Geometry(2, 4, 32, 48)], ops=["verify"], families=["gdn"], in_dtypes=["bf16"], state_dtypes=["fp32"],
+        gate_modes=["raw"], precisions=["lossless"], nodes=[16], batches=[4], pendings=[0],
+    )  # fmt: skip
+    if not first:
+        assert bench.gate(target.kernels, GOOD) < 1e-2
+    with pytest.raises(CandidateError) as caught:
+        bench.gate(target.kernels, BAD)
+    assert caught.value.kind == kind, caught.value
