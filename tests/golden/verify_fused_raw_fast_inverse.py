@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False, pdl=True)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -17,7 +17,6 @@ EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
 BV = tl.constexpr(32)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
-SOLVE = tl.constexpr("tf32")  # precision of the triangular solve
 LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
 
@@ -136,9 +135,22 @@ def path_sums(products, mask, g):
 
 
 @triton.jit
+def tf32_high(x):
+    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+
+
+@triton.jit
+def tf32_product(x, y):
+    """x y of operands rounded to tf32, fp32."""
+    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+
+
+@triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+    return tf32_product(x, y)
 
 
 @triton.jit
@@ -187,7 +199,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_0056ee0e(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_8c760c17(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -243,6 +255,9 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_0056ee0e(
     stride_cgb,
     stride_cgn,
 ):
+    # What follows may start now, and waits for this kernel as this one for what makes its inputs.
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     pid = tl.program_id(0)
     b = pid // heads
     h = pid % heads

@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 16
-# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False, pdl=True)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -18,7 +18,6 @@ MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
 BV = tl.constexpr(16)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
-SOLVE = tl.constexpr("tf32")  # precision of the triangular solve
 LEVELS = tl.constexpr(5)  # doublings from 1 to the size of a solved block
 
 
@@ -137,9 +136,22 @@ def path_sums(products, mask, g):
 
 
 @triton.jit
+def tf32_high(x):
+    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+
+
+@triton.jit
+def tf32_product(x, y):
+    """x y of operands rounded to tf32, fp32."""
+    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+
+
+@triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+    return tf32_product(x, y)
 
 
 @triton.jit
@@ -209,7 +221,7 @@ def state_product(x, s, acc):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3c409172(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_9c57efa3(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -280,6 +292,9 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_3c409172(
     stride_cgb,
     stride_cgn,
 ):
+    # What follows may start now, and waits for this kernel as this one for what makes its inputs.
+    tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     pid = tl.program_id(0)
     b = pid // heads
     h = pid % heads

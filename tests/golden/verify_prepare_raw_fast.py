@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: solve=fp16 row_block=16 share=False mix_store=bf16 pdl=True prepare_regs=0
+# config: solve=fp16 row_block=16 share=False mix_store=bf16 ahead=32 pdl=True prepare_regs=0
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -12,6 +12,8 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
+DV = tl.constexpr(128)  # value head dim
+DV_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
 C = tl.constexpr(16)  # rows of a block
@@ -169,6 +171,15 @@ def gram(x, y):
     return tl.dot(x, tl.trans(y))
 
 
+@triton.jit
+def ask_for_state(rows, stride):
+    """Ask a head's state into the L2 cache, which the second kernel reads it from."""
+    row = tl.minimum(tl.arange(0, DV_PAD), DV - 1)
+    at = (rows + row * stride).to(tl.int64) & -16
+    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], 512; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @triton.jit(
     do_not_specialize=[
 "nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
@@ -180,7 +191,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe73e37a(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_5cbb2adf(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -247,8 +258,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe73e37a(
     kh = h0 // GROUP
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    # The second kernel may start now: it waits before it reads what this one writes.
+    # The second kernel may start now: it waits before it reads what this one writes. This one waits for its inputs.
     tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -262,6 +274,10 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe73e37a(
     if slot < 0:
         return
     head_base = b64 * heads + h0
+    # The first states of the second kernel's pass: memory idles while R is made.
+    if (head_base < 512) & (row_block == 0):
+        state_rows = state_ptr + slot * stride_ss
+        ask_for_state(state_rows + (h0 + 0).to(tl.int64) * stride_sh, stride_sr)
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i

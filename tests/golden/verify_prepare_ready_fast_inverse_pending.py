@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: solve=tf32 row_block=32 share=False mix_store=bf16 pdl=True prepare_regs=0
+# config: solve=tf32 row_block=32 share=False mix_store=bf16 ahead=32 pdl=True prepare_regs=0
 # launch: num_warps=2 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -12,11 +12,12 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
+DV = tl.constexpr(128)  # value head dim
+DV_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
 C = tl.constexpr(32)  # rows of a block
-SOLVE = tl.constexpr("tf32")  # precision of the triangular solve
 LEVELS = tl.constexpr(5)  # doublings from 1 to the size of a solved block
 
 
@@ -121,9 +122,22 @@ def path_sums(products, mask, g):
 
 
 @triton.jit
+def tf32_high(x):
+    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+
+
+@triton.jit
+def tf32_product(x, y):
+    """x y of operands rounded to tf32, fp32."""
+    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+
+
+@triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+    return tf32_product(x, y)
 
 
 @triton.jit
@@ -168,6 +182,15 @@ def gram(x, y):
     return tl.dot(x, tl.trans(y))
 
 
+@triton.jit
+def ask_for_state(rows, stride):
+    """Ask a head's state into the L2 cache, which the second kernel reads it from."""
+    row = tl.minimum(tl.arange(0, DV_PAD), DV - 1)
+    at = (rows + row * stride).to(tl.int64) & -16
+    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], 512; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @triton.jit(
     do_not_specialize=[
 "pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "batch",
@@ -180,7 +203,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_c019dfb1(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_91c654de(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -260,8 +283,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_c019dfb1(
     kh = h0 // GROUP
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    # The second kernel may start now: it waits before it reads what this one writes.
+    # The second kernel may start now: it waits before it reads what this one writes. This one waits for its inputs.
     tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -281,6 +305,10 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_c019dfb1(
     if slot < 0:
         return
     head_base = b64 * heads + h0
+    # The first states of the second kernel's pass: memory idles while R is made.
+    if (head_base < 512) & (row_block == 0):
+        state_rows = state_ptr + slot * stride_ss
+        ask_for_state(state_rows + (h0 + 0).to(tl.int64) * stride_sh, stride_sr)
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i - plength

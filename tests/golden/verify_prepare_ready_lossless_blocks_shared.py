@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 64 pending 0
-# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True prepare_regs=0
+# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 ahead=32 pdl=True prepare_regs=0
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, lossless."""
 
@@ -12,10 +12,11 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
+DV = tl.constexpr(128)  # value head dim
+DV_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(64)  # pending tokens and nodes of a request
 C = tl.constexpr(16)  # rows of a block
-SOLVE = tl.constexpr("tf32x3")  # precision of the triangular solve
 LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
 
 
@@ -116,9 +117,26 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
+def tf32_high(x):
+    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
+    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
+    return tl.where(x == x, rounded, x)
+
+
+@triton.jit
+def tf32x3_product(x, y):
+    """x y of operands of two tf32 terms, fp32: what is left out is 2^-24 of it, of any sign."""
+    x_high = tf32_high(x)
+    y_high = tf32_high(y)
+    acc = tl.dot(x_high, y - y_high, input_precision="tf32")
+    acc = tl.dot(x - x_high, y_high, acc, input_precision="tf32")
+    return tl.dot(x_high, y_high, acc, input_precision="tf32")
+
+
+@triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tl.dot(x, y, input_precision=SOLVE)
+    return tf32x3_product(x, y)
 
 
 @triton.jit
@@ -144,6 +162,15 @@ def gram(x, y):
     return tl.dot(x, tl.trans(y))
 
 
+@triton.jit
+def ask_for_state(rows, stride):
+    """Ask a head's state into the L2 cache, which the second kernel reads it from."""
+    row = tl.minimum(tl.arange(0, DV_PAD), DV - 1)
+    at = (rows + row * stride).to(tl.int64) & -16
+    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], 512; mov.b32 $0, 0;"
+    tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
+
+
 @triton.jit(
     do_not_specialize=[
 "nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
@@ -155,7 +182,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_c430ccc6(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -222,8 +249,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_c430ccc6(
     h1 = h0 + 1
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    # The second kernel may start now: it waits before it reads what this one writes.
+    # The second kernel may start now: it waits before it reads what this one writes. This one waits for its inputs.
     tl.extra.cuda.gdc_launch_dependents()
+    tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -237,6 +265,11 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_c430ccc6(
     if slot < 0:
         return
     head_base = b64 * heads + h0
+    # The first states of the second kernel's pass: memory idles while R is made.
+    if (head_base < 512) & (row_block == 0):
+        state_rows = state_ptr + slot * stride_ss
+        ask_for_state(state_rows + (h0 + 0).to(tl.int64) * stride_sh, stride_sr)
+        ask_for_state(state_rows + (h0 + 1).to(tl.int64) * stride_sh, stride_sr)
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i

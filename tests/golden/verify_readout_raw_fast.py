@@ -106,7 +106,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_7888adda(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_9ea10121(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -163,6 +163,8 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_7888adda(
     stride_cgn,
 ):
     """One pass over a value tile of the committed state: o = q_weight (q S) + R (v - k_weight (k S))."""
+    # What follows may start now: it waits for this kernel as this one for the first.
+    tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0)
     tile = tl.program_id(1)
     b = pid // heads

@@ -105,7 +105,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_aef364ad(
+def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_5bad78e8(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -160,6 +160,8 @@ def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_aef364ad(
     stride_cgn,
 ):
     """One pass over a value tile of the committed state: o = q_weight (q S) + R (v - k_weight (k S))."""
+    # What follows may start now: it waits for this kernel as this one for the first.
+    tl.extra.cuda.gdc_launch_dependents()
     pid = tl.program_id(0)
     tile = tl.program_id(1)
     b = pid // heads

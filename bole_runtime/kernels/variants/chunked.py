@@ -46,7 +46,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "ROWS": (c.tile_rows(problem), "pending tokens and nodes of a request"),
             "C": (config["chunk"], "nodes of a chunk"),
             "BV": (config["bv"], "value columns of a program"),
-            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
             "LEVELS": c.solve_levels(config["chunk"]),
         },
         **c.solve_context(config),

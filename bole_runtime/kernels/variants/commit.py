@@ -108,9 +108,9 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         config,
         {
             "C": (config["chunk"], "tokens folded at a time"),
-            "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
             "LEVELS": c.solve_levels(config["chunk"]),
         },
+        **c.solve_context(config),
         DOT=config["dot"],
     )
 

@@ -26,6 +26,9 @@ STAGES = Param("stages", (1, 2, 3, 4), "software-pipeline depth of loops")
 PROGRAMS = Param(
     "programs", (0, 128, 256, 384, 512), "programs that walk over heads and value tiles; 0: one program each"
 )
+PDL = Param(
+    "pdl", (False, True), "a kernel starts early and waits for the one before it (programmatic launch)", ordered=False
+)
 PREFETCH = Param("prefetch", (False, True), "ask for the state before anything else", ordered=False)
 
 #: Scratch buffers of the verify variants that use any.
@@ -86,12 +89,13 @@ def default_solve(problem: Problem) -> str:
 
 
 def solve_context(config: Config) -> dict[str, Any]:
-    """Switches of the solve: fp16 terms of an operand, 0 for another type; and how it solves.
+    """Switches of the solve: fp16 and tf32 terms of an operand, 0 for another type; and how it solves.
 
     With operands in fp16, a product a depth of the tree; with others the inverse of the triangle, by blocks.
     """
     halves = {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0)
-    return {"HALVES": halves, "SOLVER": "neumann" if halves else "inverse"}
+    terms = {"tf32": 1, "tf32x3": 2}.get(config["solve"], 0)
+    return {"HALVES": halves, "SOLVE_TERMS": terms, "SOLVER": "neumann" if halves else "inverse"}
 
 
 def scaled(problem: Problem) -> bool:
@@ -180,6 +184,8 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
         "HALVES": 0,
+        "SOLVE_TERMS": 0,
+        "GRAM_TERMS": 1 if problem.precision == "fast" else 2,
         "SOLVER": "inverse",
         "WHOLE": False,
         "PERSIST": False,

@@ -8,7 +8,7 @@ from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Var
 from bole_runtime.kernels.variants import common as c
 
 STACK = Param("stack", (False, True), "k and q in one operand of every product", ordered=False)
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK, c.PDL)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -18,10 +18,11 @@ def _applies(problem: Problem) -> str | None:
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
-    del gpu
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
+    if config["pdl"] and gpu.compute_capability < (9, 0):
+        return "programmatic launch needs compute capability 9.0"
     if config["stack"] and problem.pending:
         return "k rows of two segments are not stacked with q rows"
     return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
@@ -42,6 +43,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
             "stack": not problem.pending,
+            "pdl": gpu.compute_capability >= (9, 0),
         }
     )
 
@@ -52,7 +54,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         "ROWS": (rows, "pending tokens and nodes of a request"),
         "BV": (config["bv"], "value columns of a program"),
         "BK": (c.power_of_two(problem.dk), "key dims read at a time"),
-        "SOLVE": (f'"{config["solve"]}"', "precision of the triangular solve"),
         "LEVELS": c.solve_levels(rows),
     }
     ctx = c.context(
@@ -63,6 +64,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
         STACK=config["stack"],
+        PDL=config["pdl"],
         WHOLE=True,
         UNREAD=True,
         **c.solve_context(config),
@@ -76,6 +78,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["warps"],
             1,
             verify_arguments(problem),
+            pdl=config["pdl"],
         ),
     )
 

@@ -14,9 +14,7 @@ PREPARE_REGS = Param(
 )
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
-PDL = Param(
-    "pdl", (False, True), "a kernel starts early and waits for the one before it (programmatic launch)", ordered=False
-)
+AHEAD = Param("ahead", (0, 8, 16, 32), "MiB of the state that the first kernel asks into the L2 cache for the second")
 PARAMS = (
     c.ORIENT,
     c.BV,
@@ -33,7 +31,8 @@ PARAMS = (
     PREPARE_REGS,
     SHARE,
     MIX_STORE,
-    PDL,
+    AHEAD,
+    c.PDL,
 )
 
 #: R of more rows is itself too much to write and read.
@@ -57,13 +56,30 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
-    if config["pdl"] and gpu.compute_capability < (9, 0):
-        return "programmatic launch needs compute capability 9.0"
+    if (config["pdl"] or config["ahead"]) and gpu.compute_capability < (9, 0):
+        return "programmatic launch and bulk prefetches need compute capability 9.0"
     if config["prefetch"] and config["bk"] < c.power_of_two(problem.dk, 32):
         return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
-    return c.check_blocks(problem, config)
+    return c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
+
+
+def _check_shared(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    """Reason why the buffers of the pass over the state do not fit a block's shared memory, or None.
+
+    An upper estimate, as Triton lays buffers over one another where it can.
+    """
+    rows, bv, bk = c.tile_rows(problem), config["bv"], config["bk"]
+    terms = {"bf16": 2, "tf32": 4, "bf16x3": 6, "tf32x3": 8}[config["mix"]]
+    r_bytes = rows * rows * (4 if config["mix_store"] == "fp32" else 2)
+    if not config["programs"]:
+        operand = rows * rows * (2 if config["mix"] == "bf16" else 4)
+        return "R does not fit shared memory" if operand > gpu.smem_per_block else None
+    inputs = rows * (2 * bk + bv) * c.dtype_bytes(problem.in_dtype) * (2 if problem.pending else 1)
+    state = bv * bk * (c.dtype_bytes(problem.state_dtype) + (4 if config["state_dot"] == "bf16x2" else 2))
+    need = inputs + state + 2 * r_bytes + rows * bv * terms + 64 * rows
+    return f"reading ahead takes about {need >> 10} KiB of shared memory" if need > gpu.smem_per_block else None
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
@@ -77,7 +93,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # As many as a multiprocessor of 132 holds at a time, by registers and shared memory of these tiles.
     programs = (512 if rows <= 32 else 256) if problem.precision == "fast" else (384 if rows <= 32 else 128)
     walk = tiles >= 2 * programs and c.power_of_two(problem.dk, 32) <= 256
-    return TWO_STAGE.config(
+    config = TWO_STAGE.config(
         {
             "orient": "nodes",
             "bv": bv,
@@ -94,9 +110,11 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "share": False,
             "prefetch": False,
             "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
+            "ahead": 32 if gpu.compute_capability >= (9, 0) else 0,
             "pdl": gpu.compute_capability >= (9, 0),
         }
     )
+    return TWO_STAGE.config({**config.as_dict(), "programs": 0}) if _check_shared(problem, config, gpu) else config
 
 
 def _heads(problem: Problem, config: Config) -> int:
@@ -152,22 +170,22 @@ def readout_grid(problem: Problem, config: Config, heads: int) -> tuple[int, ...
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     rows = c.tile_rows(problem)
     blocks = rows // config["row_block"]
-    solve = (f'"{config["solve"]}"', "precision of the triangular solve")
     prepare = c.context(
         problem,
         {
             "ROWS": (rows, "pending tokens and nodes of a request"),
             "C": (config["row_block"], "rows of a block"),
-            "SOLVE": solve,
             "LEVELS": c.solve_levels(config["row_block"]),
         },
         BLOCKS=blocks,
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
+        AHEAD=(config["ahead"] << 20) // (problem.dk * problem.dv * c.dtype_bytes(problem.state_dtype)),
+        ROW_BYTES=problem.dk * c.dtype_bytes(problem.state_dtype) // 16 * 16,
         WHOLE=blocks == 1,
         **c.solve_context(config),
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "prepare_regs"),
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "ahead", "pdl", "prepare_regs"),
     )
     return (
         KernelPlan(
@@ -179,6 +197,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             verify_arguments(problem),
             c.SCRATCH,
             registers=config["prepare_regs"],
+            pdl=config["pdl"],
         ),
         readout_plan(problem, config, config["mix_store"]),
     )

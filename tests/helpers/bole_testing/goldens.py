@@ -50,7 +50,7 @@ GOLDENS: dict[str, Golden] = {
     "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
     "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=200, dv=72),
     "verify_prepare_ready_fast_inverse_pending": _golden("two_stage", {"pdl": True}, precision="fast", pending=16),
-    "verify_readout_ready_lossless_walks": _golden("two_stage", {"programs": 256}, 1, nodes=64, pending=16),
+    "verify_readout_ready_lossless_walks": _golden("two_stage", {"programs": 256}, 1, nodes=32, pending=16),
     "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),

@@ -48,7 +48,7 @@ OTHERS = (
     Setting(FP32, FP32, "lossless", Pin("two_stage", commit=(("variant", "path"),))),
     Setting(FP16, FP32, "lossless", Pin("chunked", (("chunk", 16),))),
     Setting(BF16, BF16, "lossless", Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1)))),
-    Setting(FP16, FP16, "fast", Pin("two_stage", (("programs", 128),), commit=(("variant", "path"),))),
+    Setting(FP16, FP16, "fast", Pin("two_stage", (("programs", 128),), False, (("variant", "path"),))),
     Setting(FP32, FP16, "fast", Pin("chunked")),
 )
 
@@ -118,7 +118,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", programs=128, bv=128, warps=8), "fast", nodes=16, capture=True),
     _entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
     _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False), nodes=32),
-    _entry(pin("two_stage", programs=128, bv=32, solve="tf32", mix_store="fp32"), "fast", nodes=64, pending=64),
+    _entry(pin("two_stage", programs=128, bv=32, solve="tf32", mix_store="fp32"), "fast", nodes=40, pending=16),
     _entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
     _entry(pin("fused", bv=32, solve="fp16", stack=False), "fast", nodes=16),
     _entry(pin("fused", bv=16, warps=1, solve="fp16x2"), nodes=16, packed=True, capture=True),
@@ -130,7 +130,10 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
-    _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=200, heads=(1, 2), mode="ready"),
+    _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=120, heads=(1, 2), mode="ready"),
+    _entry(pin("two_stage", row_block=32, prepare_warps=2), "fast", nodes=200, heads=(1, 2), mode="ready"),
+    _entry(pin("two_stage", ahead=8, share=True, prepare_regs=128, bv=64), "fast", nodes=16, packed=True),
+    _entry(pin("fused", bv=32, pdl=False), "fast", nodes=16),
     _entry(
         pin("two_stage", bk=128, stages=2, bv=64, programs=0),
         "fast",
