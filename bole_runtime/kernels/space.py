@@ -129,7 +129,7 @@ class Variant:
     plans: Callable[[Any, Config], tuple[KernelPlan, ...]]
     grids: Callable[[Any, Config, int, int], tuple[tuple[int, ...], ...]]
     workspace: Callable[[Any, Config, int, int], tuple[int, int]]
-    narrow: Callable[[Any], Mapping[str, Callable[[Any], bool]]] = lambda problem: {}
+    narrow: Callable[[Any, GpuLimits], Mapping[str, Callable[[Any], bool]]] = lambda problem, gpu: {}
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """Build a Config, checking names and values against the declaration.
@@ -156,16 +156,16 @@ class Variant:
             return f"variant {self.name!r} serves {self.op!r}, not {problem.op!r}"
         return self.applies(problem) or self.check(problem, config, gpu)
 
-    def choices(self, problem: Specialisation) -> list[tuple[Value, ...]]:
-        """Return the values of each parameter that some valid configuration of a problem may have."""
-        kept = self.narrow(problem)
+    def choices(self, problem: Specialisation, gpu: GpuLimits) -> list[tuple[Value, ...]]:
+        """Return the values of each parameter that a search tries for a problem, of those a configuration may have."""
+        kept = self.narrow(problem, gpu)
         return [tuple(v for v in p.choices if p.name not in kept or kept[p.name](v)) for p in self.params]
 
     def enumerate(self, problem: Specialisation, gpu: GpuLimits) -> Iterator[Config]:
-        """Yield every valid configuration, in declaration order."""
+        """Yield every valid configuration that a search tries, in declaration order."""
         if problem.op != self.op or self.applies(problem) is not None:
             return
-        for values in product(*self.choices(problem)):
+        for values in product(*self.choices(problem, gpu)):
             config = Config(self.name, tuple(zip((p.name for p in self.params), values, strict=True)))
             if self.check(problem, config, gpu) is None:
                 yield config

@@ -51,7 +51,7 @@ class _Looked(Config):
 
 
 class SpaceView:
-    """Valid configurations of one variant for one problem on one GPU.
+    """Valid configurations of one variant that are worth trying for one problem on one GPU.
 
     Declared constraints are opaque functions, and few assignments pass them. So the values that occur in any valid
     configuration are found first (random assignments, then changes of one or two parameters until nothing new turns
@@ -99,14 +99,14 @@ class SpaceView:
         return None
 
     def _valid(self) -> list[Config]:
-        params = self.variant.params
+        tried = self.variant.choices(self.problem, self.limits)
         total = 1
-        for p in params:
-            total *= len(p.choices)
+        for choices in tried:
+            total *= len(choices)
         if total <= 5_000:
-            return self._filter(product(*(p.choices for p in params)))
-        known = self._explore()
-        useful = [tuple(c for c in p.choices if any(k[i] == c for k in known)) for i, p in enumerate(params)]
+            return self._filter(product(*tried))
+        known = self._explore(tried)
+        useful = [tuple(c for c in choices if any(k[i] == c for k in known)) for i, choices in enumerate(tried)]
         total = 1
         for choices in useful:
             total *= max(1, len(choices))
@@ -128,8 +128,7 @@ class SpaceView:
                 found.append(Config(self.variant.name, params))
         return found
 
-    def _explore(self) -> set[tuple[Value, ...]]:
-        params = self.variant.params
+    def _explore(self, tried: Sequence[tuple[Value, ...]]) -> set[tuple[Value, ...]]:
         known: set[tuple[Value, ...]] = set()
         seen: set[tuple[int, Value]] = set()
 
@@ -144,18 +143,18 @@ class SpaceView:
 
         add(tuple(v for _, v in self.default.params))
         for _ in range(2_000):
-            add(tuple(self._rng.choice(p.choices) for p in params))
+            add(tuple(self._rng.choice(choices) for choices in tried))
         quiet = 0
         while quiet < 2 and len(known) < POOL:
             fresh = False
             for base in self._rng.sample(sorted(known, key=repr), min(len(known), 40)):
-                for i, p in enumerate(params):
-                    for choice in p.choices:
+                for i, choices in enumerate(tried):
+                    for choice in choices:
                         changed = (*base[:i], choice, *base[i + 1 :])
                         fresh = add(changed) or fresh
                         # A constraint may tie two parameters together: change a second one with it.
-                        j = self._rng.randrange(len(params))
-                        other = self._rng.choice(params[j].choices)
+                        j = self._rng.randrange(len(tried))
+                        other = self._rng.choice(tried[j])
                         fresh = add((*changed[:j], other, *changed[j + 1 :])) or fresh
             quiet = 0 if fresh else quiet + 1
         return known

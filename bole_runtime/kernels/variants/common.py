@@ -8,7 +8,7 @@ from typing import Any
 
 from bole_runtime.families import get_family
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config, Param
+from bole_runtime.kernels.space import Config, GpuLimits, Param
 
 ORIENT = Param("orient", ("nodes", "state"), "which operand of the state product is on the left", ordered=False)
 BV = Param("bv", (8, 16, 32, 64, 128, 256), "value columns a program owns")
@@ -128,8 +128,11 @@ def check_precision(problem: Problem, config: Config, whole: bool = False) -> st
     return None
 
 
-def narrow(problem: Problem) -> dict[str, Callable[[Any], bool]]:
-    """Tests of single parameters of a verify configuration: what :func:`check_precision` and sizes allow."""
+def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]:
+    """Tests of single parameters of a verify configuration: what precision and sizes allow, and is worth a search.
+
+    A programmatic launch has not been slower where a GPU has it.
+    """
     rows, dots = tile_rows(problem), state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
     return {
         "bv": lambda v: v <= power_of_two(problem.dv),
@@ -139,6 +142,7 @@ def narrow(problem: Problem) -> dict[str, Callable[[Any], bool]]:
         "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
+        "pdl": lambda v: v == (gpu.compute_capability >= (9, 0)),
     }
 
 

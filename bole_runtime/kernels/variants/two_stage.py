@@ -14,7 +14,7 @@ PREPARE_REGS = Param(
 )
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
-AHEAD = Param("ahead", (0, 8, 16, 32), "MiB of the state that the first kernel asks into the L2 cache for the second")
+AHEAD = Param("ahead", (0, 16, 32), "MiB of the state that the first kernel asks into the L2 cache for the second")
 PARAMS = (
     c.ORIENT,
     c.BV,

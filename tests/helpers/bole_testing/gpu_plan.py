@@ -132,7 +132,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
     _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=120, heads=(1, 2), mode="ready"),
     _entry(pin("two_stage", row_block=32, prepare_warps=2), "fast", nodes=200, heads=(1, 2), mode="ready"),
-    _entry(pin("two_stage", ahead=8, share=True, prepare_regs=128, bv=64), "fast", nodes=16, packed=True),
+    _entry(pin("two_stage", ahead=16, share=True, prepare_regs=128, bv=64), "fast", nodes=16, packed=True),
     _entry(pin("fused", bv=32, pdl=False), "fast", nodes=16),
     _entry(
         pin("two_stage", bk=128, stages=2, bv=64, programs=0),
