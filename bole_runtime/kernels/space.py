@@ -75,7 +75,6 @@ class KernelPlan:
         arguments: of the kernel, in order.
         scratch: the scratch buffers that its variant allocates (the others are None in a launch).
         pdl: launched while the kernel before it still runs (programmatic dependent launch).
-        registers: most registers a thread may take, 0 for as many as it likes.
     """
 
     template: str
@@ -86,7 +85,6 @@ class KernelPlan:
     arguments: tuple[Argument, ...]
     scratch: tuple[str, ...] = ()
     pdl: bool = False
-    registers: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -94,8 +92,6 @@ class KernelPlan:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         if self.pdl:
             options["launch_pdl"] = True
-        if self.registers:
-            options["maxnreg"] = self.registers
         return options
 
 

@@ -49,6 +49,12 @@ def narrow(wide):
 
 
 @triton.jit
+def inverse_root(x):
+    """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x))
+
+
+@triton.jit
 def row_scale(squares):
     """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
     return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
@@ -174,7 +180,10 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 @triton.jit
 def gram(x, y):
-    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands."""
+    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
+
+    One tf32 term of fp32 inputs would make keys of a length that is not 1: an error that repeated keys add up.
+    """
     return tl.dot(x, tl.trans(y))
 
 
@@ -210,7 +219,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_6181ac3f(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_42c61882(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -312,7 +321,7 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_6181ac3f(
         k = scaled_rows(k, k_scale)
         if tl.min(k_scale, axis=0) < 1.0:
             k_squares = squares(k)
-        k_norm = tl.rsqrt(k_squares + EPS * k_scale * k_scale)
+        k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)

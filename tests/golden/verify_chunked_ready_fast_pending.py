@@ -50,6 +50,12 @@ def narrow(wide):
 
 
 @triton.jit
+def inverse_root(x):
+    """1 / sqrt(x)."""
+    return tl.rsqrt(x)
+
+
+@triton.jit
 def row_scale(squares):
     """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
     return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
@@ -169,7 +175,10 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 @triton.jit
 def gram(x, y):
-    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands."""
+    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
+
+    One tf32 term of fp32 inputs would make keys of a length that is not 1: an error that repeated keys add up.
+    """
     return tl.dot(x, tl.trans(y))
 
 
@@ -197,7 +206,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_58b00299(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_f6d06223(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -392,13 +401,13 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_58b00299(
         k_i = scaled_rows(k_i, k_scale_i)
         if tl.min(k_scale_i, axis=0) < 1.0:
             k_squares_i = squares(k_i)
-        k_norm_i = tl.rsqrt(k_squares_i + EPS * k_scale_i * k_scale_i)
+        k_norm_i = inverse_root(k_squares_i + EPS * k_scale_i * k_scale_i)
         q_squares_i = squares(q_i)
         q_scale_i = row_scale(q_squares_i)
         q_i = scaled_rows(q_i, q_scale_i)
         if tl.min(q_scale_i, axis=0) < 1.0:
             q_squares_i = squares(q_i)
-        q_norm_i = tl.rsqrt(q_squares_i + EPS * q_scale_i * q_scale_i)
+        q_norm_i = inverse_root(q_squares_i + EPS * q_scale_i * q_scale_i)
         reach = tl.exp(whole_i + part_i)
         ks = tl.zeros([C, BV], dtype=tl.float32)
         qs = tl.zeros([C, BV], dtype=tl.float32)

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: solve=tf32 row_block=32 share=False mix_store=bf16 ahead=32 pdl=True prepare_regs=0
+# config: solve=tf32 row_block=32 share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=2 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -12,8 +12,6 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
-DV = tl.constexpr(128)  # value head dim
-DV_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
@@ -47,6 +45,12 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x)."""
+    return tl.rsqrt(x)
 
 
 @triton.jit
@@ -178,17 +182,11 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 @triton.jit
 def gram(x, y):
-    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands."""
+    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
+
+    One tf32 term of fp32 inputs would make keys of a length that is not 1: an error that repeated keys add up.
+    """
     return tl.dot(x, tl.trans(y))
-
-
-@triton.jit
-def ask_for_state(rows, stride):
-    """Ask a head's state into the L2 cache, which the second kernel reads it from."""
-    row = tl.minimum(tl.arange(0, DV_PAD), DV - 1)
-    at = (rows + row * stride).to(tl.int64) & -16
-    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], 512; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(
@@ -203,7 +201,7 @@ def ask_for_state(rows, stride):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_91c654de(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_14c9d864(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -283,8 +281,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_91c654de(
     kh = h0 // GROUP
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    # The second kernel may start now: it waits before it reads what this one writes. This one waits for its inputs.
+    # The second kernel may start now: it waits before it reads what this one writes.
     tl.extra.cuda.gdc_launch_dependents()
+    # As this one waits for its inputs.
     tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
@@ -305,10 +304,6 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_91c654de(
     if slot < 0:
         return
     head_base = b64 * heads + h0
-    # The first states of the second kernel's pass: memory idles while R is made.
-    if (head_base < 512) & (row_block == 0):
-        state_rows = state_ptr + slot * stride_ss
-        ask_for_state(state_rows + (h0 + 0).to(tl.int64) * stride_sh, stride_sr)
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i - plength
@@ -360,8 +355,8 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_91c654de(
         erase = gram(k_fit, k_fit)
         k_squares = diagonal(erase)
         q_squares = diagonal(gram(q_fit, q_fit))
-    k_norm_i = tl.rsqrt(k_squares + EPS * k_scale_i * k_scale_i)
-    q_norm_i = tl.rsqrt(q_squares + EPS * q_scale_i * q_scale_i)
+    k_norm_i = inverse_root(k_squares + EPS * k_scale_i * k_scale_i)
+    q_norm_i = inverse_root(q_squares + EPS * q_scale_i * q_scale_i)
     products = products * q_norm_i[:, None] * k_norm_i[None, :]
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 64 pending 0
-# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 ahead=32 pdl=True prepare_regs=0
+# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, lossless."""
 
@@ -12,8 +12,6 @@ import triton.language as tl
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
-DV = tl.constexpr(128)  # value head dim
-DV_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(64)  # pending tokens and nodes of a request
 C = tl.constexpr(16)  # rows of a block
@@ -46,6 +44,12 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x))
 
 
 @triton.jit
@@ -158,17 +162,11 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 @triton.jit
 def gram(x, y):
-    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands."""
+    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
+
+    One tf32 term of fp32 inputs would make keys of a length that is not 1: an error that repeated keys add up.
+    """
     return tl.dot(x, tl.trans(y))
-
-
-@triton.jit
-def ask_for_state(rows, stride):
-    """Ask a head's state into the L2 cache, which the second kernel reads it from."""
-    row = tl.minimum(tl.arange(0, DV_PAD), DV - 1)
-    at = (rows + row * stride).to(tl.int64) & -16
-    ask: tl.constexpr = "cp.async.bulk.prefetch.L2.global [$1], 512; mov.b32 $0, 0;"
-    tl.inline_asm_elementwise(ask, "=r,l", [at], dtype=tl.int32, is_pure=False, pack=1)
 
 
 @triton.jit(
@@ -182,7 +180,7 @@ def ask_for_state(rows, stride):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -249,8 +247,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
     h1 = h0 + 1
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
-    # The second kernel may start now: it waits before it reads what this one writes. This one waits for its inputs.
+    # The second kernel may start now: it waits before it reads what this one writes.
     tl.extra.cuda.gdc_launch_dependents()
+    # As this one waits for its inputs.
     tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
@@ -265,11 +264,6 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
     if slot < 0:
         return
     head_base = b64 * heads + h0
-    # The first states of the second kernel's pass: memory idles while R is made.
-    if (head_base < 512) & (row_block == 0):
-        state_rows = state_ptr + slot * stride_ss
-        ask_for_state(state_rows + (h0 + 0).to(tl.int64) * stride_sh, stride_sr)
-        ask_for_state(state_rows + (h0 + 1).to(tl.int64) * stride_sh, stride_sr)
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i
@@ -296,13 +290,13 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
     k_i = scaled_rows(k_i, k_scale_i)
     if tl.min(k_scale_i, axis=0) < 1.0:
         k_squares_i = squares(k_i)
-    k_norm_i = tl.rsqrt(k_squares_i + EPS * k_scale_i * k_scale_i)
+    k_norm_i = inverse_root(k_squares_i + EPS * k_scale_i * k_scale_i)
     q_squares_i = squares(q_i)
     q_scale_i = row_scale(q_squares_i)
     q_i = scaled_rows(q_i, q_scale_i)
     if tl.min(q_scale_i, axis=0) < 1.0:
         q_squares_i = squares(q_i)
-    q_norm_i = tl.rsqrt(q_squares_i + EPS * q_scale_i * q_scale_i)
+    q_norm_i = inverse_root(q_squares_i + EPS * q_scale_i * q_scale_i)
 
     # Sums of gates down to every row of the blocks up to this one, and inverse norms, to a scratch of this program.
     rows_all = tl.arange(0, ROWS)
@@ -363,7 +357,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_dbb20f56(
         k_j = scaled_rows(k_j, k_scale_j)
         if tl.min(k_scale_j, axis=0) < 1.0:
             k_squares_j = squares(k_j)
-        k_norm_j = tl.rsqrt(k_squares_j + EPS * k_scale_j * k_scale_j)
+        k_norm_j = inverse_root(k_squares_j + EPS * k_scale_j * k_scale_j)
         tl.store(norms + rows_j, k_norm_j)
         tl.store(norms + ROWS + rows_j, k_scale_j)
     tl.debug_barrier()

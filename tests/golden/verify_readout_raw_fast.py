@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: orient=nodes bv=64 bk=128 state_dot=bf16 mix=bf16 programs=0 prefetch=False pdl=True
+# config: orient=nodes bv=64 bk=128 state_dot=bf16 mix=bf16 programs=0 prefetch=False pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify readout, fast."""
 
@@ -44,6 +44,12 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x)."""
+    return tl.rsqrt(x)
 
 
 @triton.jit
@@ -106,7 +112,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_9ea10121(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_b9cce376(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk200 dv72 group2 bf16 state bf16 gates ready lossless nodes 16 pending 0
-# config: orient=nodes bv=64 bk=128 state_dot=native mix=tf32x3 programs=0 prefetch=False pdl=True
+# config: orient=nodes bv=64 bk=128 state_dot=native mix=tf32x3 programs=0 prefetch=False pdl=True chain=True
 # launch: num_warps=4 num_stages=3
 """Gated DeltaNet: verify readout, lossless."""
 
@@ -43,6 +43,12 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x))
 
 
 @triton.jit
@@ -105,7 +111,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_5bad78e8(
+def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_61ccbe14(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 32 pending 16
-# config: orient=nodes bv=64 bk=128 state_dot=bf16x2 mix=tf32x3 programs=256 prefetch=False pdl=True
+# config: orient=nodes bv=64 bk=128 state_dot=bf16x2 mix=tf32x3 programs=256 prefetch=False pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify readout, lossless."""
 
@@ -47,6 +47,12 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def inverse_root(x):
+    """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
+    return tl.div_rn(1.0, tl.sqrt_rn(x))
 
 
 @triton.jit
@@ -110,7 +116,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n32p16_37f4425d(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n32p16_57d994ba(
     q_ptr,
     k_ptr,
     v_ptr,

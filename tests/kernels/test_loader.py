@@ -27,7 +27,6 @@ def config(**changes: object) -> Config:
         "warps": 1,
         "prefetch": True,
         "stack": False,
-        "pdl": False,
     }
     return get_variant("verify", "fused").config({**values, **changes})
 

@@ -122,7 +122,7 @@ def _interpretable(problem: Specialisation, config: Config) -> Config:
     values = config.as_dict()
     if values.get("mix") in _SAFE_MIX:
         values["mix"] = _SAFE_MIX[values["mix"]]
-    for name, plain in (("mix_store", "fp32"), ("pdl", False), ("ahead", 0)):
+    for name, plain in (("mix_store", "fp32"), ("pdl", False), ("chain", False)):
         if name in values:
             values[name] = plain
     return get_variant(problem.op, config.variant).config(values)

@@ -189,7 +189,6 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "SCALED": scaled(problem),
         "HALVES": 0,
         "SOLVE_TERMS": 0,
-        "GRAM_TERMS": 1 if problem.precision == "fast" else 2,
         "SOLVER": "inverse",
         "WHOLE": False,
         "PERSIST": False,
@@ -233,6 +232,16 @@ def check_blocks(problem: Problem, config: Config) -> str | None:
     if config["bk"] < dk_pad and config["stages"] == 1:
         return "a loop over key dims that is not pipelined waits for each block"
     return check_state_tile(problem, config["bv"], config["bk"], config["warps"])
+
+
+#: Why :func:`narrow_product` is refused.
+NARROW_PRODUCT = "64 rows by 32 value columns in bf16: wrong numbers on an H200 with Triton 3.6"
+
+
+def narrow_product(problem: Problem, config: Config) -> bool:
+    """Whether the product with the pseudo-values is one that was seen to go wrong, in some kernels."""
+    sizes = tile_rows(problem) >= 64 and config["bv"] <= 32 and config["warps"] >= 4
+    return sizes and config["orient"] == "nodes" and config["mix"] in ("bf16", "bf16x3")
 
 
 def check_state_tile(problem: Problem, bv: int, bk: int, warps: int) -> str | None:

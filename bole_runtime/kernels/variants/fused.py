@@ -8,7 +8,7 @@ from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Var
 from bole_runtime.kernels.variants import common as c
 
 STACK = Param("stack", (False, True), "k and q in one operand of every product", ordered=False)
-PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK, c.PDL)
+PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK)
 
 
 def _applies(problem: Problem) -> str | None:
@@ -18,11 +18,12 @@ def _applies(problem: Problem) -> str | None:
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    del gpu
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
-    if config["pdl"] and gpu.compute_capability < (9, 0):
-        return "programmatic launch needs compute capability 9.0"
+    if c.narrow_product(problem, config):
+        return c.NARROW_PRODUCT
     if config["stack"] and problem.pending:
         return "k rows of two segments are not stacked with q rows"
     return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
@@ -31,19 +32,20 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Few heads: narrow tiles spread a head over more SMs. Many heads: whole heads, so that R is made once.
     few = problem.work < gpu.sms
-    bv = min(c.power_of_two(problem.dv), 32 if few else 128 if c.tile_rows(problem) <= 32 else 64)
+    mix = c.mixes(problem.precision)[0]
+    wide = 128 if c.tile_rows(problem) <= 32 and not few else 64
+    bv = min(c.power_of_two(problem.dv), 32 if few and not (c.tile_rows(problem) == 64 and mix == "bf16") else wide)
     bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
     return FUSED.config(
         {
             "orient": "nodes" if few else "state",
             "bv": bv,
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
-            "mix": c.mixes(problem.precision)[0],
+            "mix": mix,
             "solve": c.default_solve(problem),
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
             "stack": not problem.pending,
-            "pdl": gpu.compute_capability >= (9, 0),
         }
     )
 
@@ -64,7 +66,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
         STACK=config["stack"],
-        PDL=config["pdl"],
         WHOLE=True,
         UNREAD=True,
         **c.solve_context(config),
@@ -78,7 +79,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             config["warps"],
             1,
             verify_arguments(problem),
-            pdl=config["pdl"],
         ),
     )
 

@@ -9,12 +9,9 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
-PREPARE_REGS = Param(
-    "prepare_regs", (0, 128, 168), "most registers of the first kernel, which waits more than it works; 0: no limit"
-)
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
-AHEAD = Param("ahead", (0, 16, 32), "MiB of the state that the first kernel asks into the L2 cache for the second")
+CHAIN = Param("chain", (False, True), "the first kernel too starts early, behind what makes its inputs", ordered=False)
 PARAMS = (
     c.ORIENT,
     c.BV,
@@ -28,15 +25,14 @@ PARAMS = (
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
-    PREPARE_REGS,
     SHARE,
     MIX_STORE,
-    AHEAD,
     c.PDL,
+    CHAIN,
 )
 
-#: R of more rows is itself too much to write and read.
-MAX_ROWS = 256
+#: R of more rows does not fit shared memory.
+MAX_ROWS = 128
 
 
 def _applies(problem: Problem) -> str | None:
@@ -56,12 +52,16 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
-    if (config["pdl"] or config["ahead"]) and gpu.compute_capability < (9, 0):
-        return "programmatic launch and bulk prefetches need compute capability 9.0"
+    if config["pdl"] and gpu.compute_capability < (9, 0):
+        return "programmatic launch needs compute capability 9.0"
+    if config["chain"] and not config["pdl"]:
+        return "a chain of programmatic launches begins with the second kernel"
     if config["prefetch"] and config["bk"] < c.power_of_two(problem.dk, 32):
         return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
+    if config["programs"] and c.narrow_product(problem, config):
+        return c.NARROW_PRODUCT
     return c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
 
 
@@ -74,8 +74,7 @@ def _check_shared(problem: Problem, config: Config, gpu: GpuLimits) -> str | Non
     terms = {"bf16": 2, "tf32": 4, "bf16x3": 6, "tf32x3": 8}[config["mix"]]
     r_bytes = rows * rows * (4 if config["mix_store"] == "fp32" else 2)
     if not config["programs"]:
-        operand = rows * rows * (2 if config["mix"] == "bf16" else 4)
-        return "R does not fit shared memory" if operand > gpu.smem_per_block else None
+        return None
     inputs = rows * (2 * bk + bv) * c.dtype_bytes(problem.in_dtype) * (2 if problem.pending else 1)
     state = bv * bk * (c.dtype_bytes(problem.state_dtype) + (4 if config["state_dot"] == "bf16x2" else 2))
     need = inputs + state + 2 * r_bytes + rows * bv * terms + 64 * rows
@@ -91,7 +90,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     block = rows if whole else 32
     tiles = problem.work * -(-problem.dv // bv)
     # As many as a multiprocessor of 132 holds at a time, by registers and shared memory of these tiles.
-    programs = (512 if rows <= 32 else 256) if problem.precision == "fast" else (384 if rows <= 32 else 128)
+    programs = {True: 512 if rows <= 32 else 256, False: 384 if rows <= 32 else 0}[problem.precision == "fast"]
     walk = tiles >= 2 * programs and c.power_of_two(problem.dk, 32) <= 256
     config = TWO_STAGE.config(
         {
@@ -106,12 +105,12 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
-            "prepare_regs": 0,
-            "share": False,
+            # Half the programs for a third of the work more: for many heads only.
+            "share": whole and 2 <= problem.group <= 4 and problem.work >= 8 * gpu.sms,
             "prefetch": False,
             "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
-            "ahead": 32 if gpu.compute_capability >= (9, 0) else 0,
             "pdl": gpu.compute_capability >= (9, 0),
+            "chain": gpu.compute_capability >= (9, 0),
         }
     )
     return TWO_STAGE.config({**config.as_dict(), "programs": 0}) if _check_shared(problem, config, gpu) else config
@@ -125,7 +124,7 @@ def _line(config: Config, *names: str) -> str:
     return " ".join(f"{name}={config[name]}" for name in names)
 
 
-def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan:
+def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool) -> KernelPlan:
     """The pass over the state that ends every variant which makes R in kernels of its own."""
     rows = c.tile_rows(problem)
     readout = c.context(
@@ -146,8 +145,10 @@ def readout_plan(problem: Problem, config: Config, mix_store: str) -> KernelPlan
         MIX=config["mix"],
         MIX_STORE=mix_store,
         PDL=config["pdl"],
+        CHAIN=chain,
         PREFETCH=config["prefetch"],
-        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "programs", "prefetch", "pdl"),
+        config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "programs", "prefetch", "pdl")
+        + f" chain={chain}",
     )
     return KernelPlan(
         "verify_readout.py.jinja",
@@ -181,11 +182,10 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
-        AHEAD=(config["ahead"] << 20) // (problem.dk * problem.dv * c.dtype_bytes(problem.state_dtype)),
-        ROW_BYTES=problem.dk * c.dtype_bytes(problem.state_dtype) // 16 * 16,
+        CHAIN=config["chain"],
         WHOLE=blocks == 1,
         **c.solve_context(config),
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "ahead", "pdl", "prepare_regs"),
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "chain"),
     )
     return (
         KernelPlan(
@@ -196,10 +196,9 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             1,
             verify_arguments(problem),
             c.SCRATCH,
-            registers=config["prepare_regs"],
-            pdl=config["pdl"],
+            pdl=config["chain"],
         ),
-        readout_plan(problem, config, config["mix_store"]),
+        readout_plan(problem, config, config["mix_store"], config["chain"]),
     )
 
 
