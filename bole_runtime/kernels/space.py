@@ -110,8 +110,10 @@ class Variant:
         plans: kernels of a configuration, in launch order.
         grids: launch grid of each kernel for a batch and a number of value heads (of a convolution: channels).
         workspace: fp32 elements of the two scratch buffers, for the same.
-        narrow: tests of single parameters that every valid configuration of a problem passes. They repeat what
-            ``check`` refuses, so that whoever lists configurations need not try it on everything.
+        narrow: tests of single parameters that every configuration worth trying on a problem passes. They repeat what
+            ``check`` refuses, so that whoever lists configurations need not try it on everything, and leave out what
+            is valid but never better.
+        starts: changes to the default that a search tries first.
     """
 
     name: str
@@ -126,6 +128,7 @@ class Variant:
     grids: Callable[[Any, Config, int, int], tuple[tuple[int, ...], ...]]
     workspace: Callable[[Any, Config, int, int], tuple[int, int]]
     narrow: Callable[[Any, GpuLimits], Mapping[str, Callable[[Any], bool]]] = lambda problem, gpu: {}
+    starts: tuple[Mapping[str, Value], ...] = ()
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """Build a Config, checking names and values against the declaration.
@@ -151,6 +154,12 @@ class Variant:
         if problem.op != self.op:
             return f"variant {self.name!r} serves {self.op!r}, not {problem.op!r}"
         return self.applies(problem) or self.check(problem, config, gpu)
+
+    def first(self, problem: Specialisation, gpu: GpuLimits) -> list[Config]:
+        """Return what a search tries first: the default, and it with each of the changes in ``starts``, if valid."""
+        default = self.default(problem, gpu)
+        changed = [self.config({**default.as_dict(), **changes}) for changes in self.starts]
+        return list(dict.fromkeys([default, *(c for c in changed if self.reason(problem, c, gpu) is None)]))
 
     def choices(self, problem: Specialisation, gpu: GpuLimits) -> list[tuple[Value, ...]]:
         """Return the values of each parameter that a search tries for a problem, of those a configuration may have."""

@@ -325,7 +325,7 @@ class ClassSearch:
         for view in self.views:
             configs = list(view.configs)
             pool += configs if len(configs) <= RANKED else rng.sample(configs, RANKED)
-        others = [v.default for v in self.views]
+        others = [c for v in self.views for c in v.variant.first(v.problem, self.env.limits)]
         liked = max(4, self.trials // (2 * len(self.searched)))
         # The model tells buckets apart by work: those in between are ranked by a neighbour.
         few = anchors(self.searched, 3)

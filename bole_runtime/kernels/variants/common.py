@@ -142,6 +142,8 @@ def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]
         "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
+        # Two tiles of 64 value columns each, at least: there is nothing to walk over otherwise.
+        "programs": lambda v: 128 * v <= problem.work * power_of_two(problem.dv),
         "pdl": lambda v: v == (gpu.compute_capability >= (9, 0)),
     }
 

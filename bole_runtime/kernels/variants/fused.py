@@ -104,4 +104,13 @@ FUSED = Variant(
     grids=_grids,
     workspace=_workspace,
     narrow=c.narrow,
+    # Each was the best of some bucket on an H200.
+    starts=(
+        {"orient": "state", "bv": 64, "warps": 4},
+        {"orient": "nodes", "bv": 64, "warps": 4},
+        {"orient": "nodes", "bv": 16, "warps": 2},
+        {"orient": "nodes", "bv": 32, "warps": 1},
+        {"orient": "nodes", "bv": 128, "warps": 4},
+        {"orient": "state", "bv": 128, "warps": 8},
+    ),
 )

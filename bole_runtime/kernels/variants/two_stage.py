@@ -225,4 +225,12 @@ TWO_STAGE = Variant(
     grids=_grids,
     workspace=_workspace,
     narrow=c.narrow,
+    # Each was the best of some bucket on an H200.
+    starts=(
+        {"programs": 0},
+        {"programs": 256, "share": True},
+        {"programs": 0, "orient": "state", "bv": 128, "warps": 8},
+        {"programs": 0, "orient": "nodes", "bv": 32, "warps": 4, "prefetch": True},
+        {"programs": 0, "orient": "nodes", "bv": 32, "warps": 2, "share": False, "chain": False},
+    ),
 )
