@@ -2,8 +2,8 @@
 # template: verify_readout.py.jinja
 # template hash: 840d41f32da0
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw lossless nodes 16 pending 0
-# config: orient=nodes bv=32 bk=128 state_dot=bf16x2 mix=bf16x3 programs=384 prefetch=False pdl=True chain=True
-# launch: num_warps=2 num_stages=1
+# config: orient=state bv=128 bk=128 state_dot=bf16x2 mix=tf32x3 programs=0 prefetch=False pdl=True chain=True
+# launch: num_warps=8 num_stages=1
 """Gated DeltaNet: verify readout, lossless."""
 
 import triton
@@ -14,10 +14,8 @@ DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
-BV = tl.constexpr(32)  # value columns of a program
+BV = tl.constexpr(128)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
-TILES = tl.constexpr(4)  # value tiles of a head
-PROGRAMS = tl.constexpr(384)  # programs that walk over heads and value tiles
 
 
 @triton.jit
@@ -37,7 +35,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 64 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 256 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -94,13 +92,13 @@ def ancestor_bits(words, is_node, col_node, count):
 @triton.jit
 def mix_product(x, y, acc):
     """acc + x y for fp32 x and y."""
-    return tl.dot(x, y, acc, input_precision="bf16x3")
+    return tl.dot(x, y, acc, input_precision="tf32x3")
 
 
 @triton.jit
 def state_product(x, s, acc):
-    """acc + the products of node rows x [rows, BK] with state rows s [BV, BK], [rows, BV]."""
-    return tl.dot(x, tl.trans(s), acc)
+    """acc + the products of node rows x [rows, BK] with state rows s [BV, BK], [BV, rows]."""
+    return tl.dot(s, tl.trans(x), acc)
 
 
 @triton.jit(
@@ -114,7 +112,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_lossless_n16_31308fe6(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_lossless_n16_fd7a7daa(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -173,74 +171,76 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_lossless_n16_31308fe6(
     """One pass over a value tile of the committed state: o = q_weight (q S) + R (v - k_weight (k S))."""
     # What follows may start now: it waits for this kernel as this one for the first.
     tl.extra.cuda.gdc_launch_dependents()
+    pid = tl.program_id(0)
+    tile = tl.program_id(1)
+    b = pid // heads
+    h = pid % heads
+    kh = h // GROUP
+    b64 = b.to(tl.int64)
+    slot = tl.load(slots_ptr + b).to(tl.int64)
+    slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
+    count = nodes
+    start = b64 * 0
+    if offsets_ptr is not None:
+        first = tl.load(offsets_ptr + b)
+        count = tl.maximum(tl.minimum(tl.load(offsets_ptr + b + 1) - first, nodes), 0)
+        start = first.to(tl.int64)
+    words_base = words_ptr + b64 * stride_wb + start * stride_wn
+    rows = tl.arange(0, ROWS)
+    cols = tile * BV + tl.arange(0, BV)
+    out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
+    if slot < 0:
+        # Nor may this kernel end before the first one has.
+        tl.extra.cuda.gdc_wait()
+        store_rows(
+            out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
+        )
+        return
+    node = rows
+    is_node = node < count
+    words = load_wide(words_base + node * stride_wn, is_node)
+    words = narrow(words)
+    live = (((words >> (node & 31)) & 1) != 0)
+    v = load_rows(
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
+        stride_vn, node, is_node, tile * BV, DV, BV,
+    )
+    if cv_ptr is not None:
+        store_rows(
+            cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
+            stride_cvn, node, is_node, tile * BV, v, DV, BV,
+        )
+    k = load_rows(
+        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
+        stride_kn, node, is_node, 0, DK, DK_PAD,
+    )
+    q = load_rows(
+        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+        stride_qn, node, is_node, 0, DK, DK_PAD,
+    )
+
+    # Everything above is the caller's; everything below comes from the first kernel.
     tl.extra.cuda.gdc_wait()
-    # Three stages: where the next tile but one is, the next tile on its way, this tile.
-    first_item = tl.program_id(0)
-    for ahead in tl.range(0, batch * heads * TILES - first_item, PROGRAMS, num_stages=3):
-        item = first_item + ahead
-        pid = item // TILES
-        tile = item % TILES
-        b = pid // heads
-        h = pid % heads
-        kh = h // GROUP
-        b64 = b.to(tl.int64)
-        slot = tl.load(slots_ptr + b).to(tl.int64)
-        slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
-        count = nodes
-        start = b64 * 0
-        if offsets_ptr is not None:
-            first = tl.load(offsets_ptr + b)
-            count = tl.maximum(tl.minimum(tl.load(offsets_ptr + b + 1) - first, nodes), 0)
-            start = first.to(tl.int64)
-        words_base = words_ptr + b64 * stride_wb + start * stride_wn
-        rows = tl.arange(0, ROWS)
-        cols = tile * BV + tl.arange(0, BV)
-        out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
-        # A padding request reads nothing and gets zeros.
-        unread = (slot < 0) & (rows < count)
-        count = tl.where(slot < 0, 0, count)
-        node = rows
-        is_node = node < count
-        words = load_wide(words_base + node * stride_wn, is_node)
-        words = narrow(words)
-        live = (((words >> (node & 31)) & 1) != 0)
-        v = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node, tile * BV, DV, BV,
-        )
-        if cv_ptr is not None:
-            store_rows(
-                cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
-                stride_cvn, node, is_node, tile * BV, v, DV, BV,
-            )
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
-        )
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node, 0, DK, DK_PAD,
-        )
-        weight_ptrs = weights_ptr + pid.to(tl.int64) * (4 * ROWS) + rows
-        k_weight = tl.load(weight_ptrs)
-        q_weight = tl.load(weight_ptrs + ROWS)
-        k_scale = tl.load(weight_ptrs + 2 * ROWS)
-        q_scale = tl.load(weight_ptrs + 3 * ROWS)
-        k = scaled_rows(k, k_scale)
-        q = scaled_rows(q, q_scale)
-        state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-        state_cols = (cols < DV) & (slot >= 0)
-        ks = tl.zeros([ROWS, BV], dtype=tl.float32)
-        qs = tl.zeros([ROWS, BV], dtype=tl.float32)
-        s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
-        high = s.to(tl.bfloat16)
-        low = (s - high.to(tl.float32)).to(tl.bfloat16)
-        ks = state_product(k, high, state_product(k, low, ks))
-        qs = state_product(q, high, state_product(q, low, qs))
-        mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
-        mix = tl.load(mix_ptrs, mask=slot >= 0, other=0.0)
-        x = v.to(tl.float32) - k_weight[:, None] * ks
-        x = tl.where(live[:, None], x, 0.0)
-        o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)
-        o = mix_product(mix, x, o)
-        store_rows(out_rows, stride_on, node, is_node | unread, tile * BV, o, DV, BV)
+    weight_ptrs = weights_ptr + pid.to(tl.int64) * (4 * ROWS) + rows
+    k_weight = tl.load(weight_ptrs)
+    q_weight = tl.load(weight_ptrs + ROWS)
+    k_scale = tl.load(weight_ptrs + 2 * ROWS)
+    q_scale = tl.load(weight_ptrs + 3 * ROWS)
+    k = scaled_rows(k, k_scale)
+    q = scaled_rows(q, q_scale)
+    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+    state_cols = (cols < DV) & (slot >= 0)
+    ks = tl.zeros([BV, ROWS], dtype=tl.float32)
+    qs = tl.zeros([BV, ROWS], dtype=tl.float32)
+    s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
+    high = s.to(tl.bfloat16)
+    low = (s - high.to(tl.float32)).to(tl.bfloat16)
+    ks = state_product(k, high, state_product(k, low, ks))
+    qs = state_product(q, high, state_product(q, low, qs))
+    mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
+    mix = tl.load(mix_ptrs)
+    x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
+    x = tl.where(live[None, :], x, 0.0)
+    o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
+    o = tl.trans(mix_product(x, tl.trans(mix), o))
+    store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)
