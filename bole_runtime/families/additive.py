@@ -27,6 +27,7 @@ LINEAR = RecurrenceSpec(
     l2norm_eps=1e-6,
     scale="rsqrt_dk",
     inputs=QKV,
+    kernels=True,
 )
 
 RETENTION = RecurrenceSpec(
@@ -38,6 +39,7 @@ RETENTION = RecurrenceSpec(
     l2norm_eps=1e-6,
     scale="rsqrt_dk",
     inputs=(*QKV, parameter("g", "ready", "log-decay of a head, log(1 - 2^(-5 - h))", role="log_decay")),
+    kernels=True,
 )
 
 LIGHTNING = RecurrenceSpec(
@@ -49,6 +51,7 @@ LIGHTNING = RecurrenceSpec(
     l2norm_eps=1e-6,
     scale="one",
     inputs=(*QKV, parameter("g", "ready", "log-decay of a head, minus its slope", role="log_decay")),
+    kernels=True,
 )
 
 SIMPLE_GLA = RecurrenceSpec(
@@ -66,6 +69,8 @@ SIMPLE_GLA = RecurrenceSpec(
         option("normalizer", "raw", 16.0, "divides the log of the sigmoid", low=1e-3),
     ),
     make_ready={"raw": _from_raw},
+    kernels=True,
+    gate_formula="log_sigmoid",
 )
 
 GLA = RecurrenceSpec(

@@ -43,6 +43,8 @@ def check_declaration(spec: RecurrenceSpec) -> None:
             _check_product(spec, field, product, dim)
     if spec.skip:
         _check_product(spec, "skip", spec.skip, "dv", parameters=True)
+    if spec.kernels:
+        _check_kernels(spec)
     if not set(spec.normed) <= set(names):
         _bad(spec, f"normed: {sorted(set(spec.normed) - set(names))} are no inputs")
 
@@ -77,6 +79,27 @@ def _check_decay(spec: RecurrenceSpec) -> None:
         given = ", ".join(f"{i.name} {i.shape}" for i in ready) or "nothing"
         want = "nothing" if expected is None else f"one input of shape {expected}"
         _bad(spec, f"decay: {spec.decay!r} takes {want} of role 'log_decay' in the ready mode, got {given}")
+
+
+def _check_kernels(spec: RecurrenceSpec) -> None:
+    """Check that the templates have what a family needs: a decay of one value, and an additive or a delta rule."""
+    delta = spec.erase == "decayed" and spec.decay == "scalar" and spec.merged and spec.erase_key[0] == "k"
+    scalars = spec.keeps_ready and spec.decay != "channel" and all(i.per_head for i in _all_parameters(spec))
+    ready = spec.node_gates("ready")
+    roles = {i.name: i.role for i in ready}
+    written = [roles.get(name, "") for name in spec.write_value[1:]]
+    if not scalars or not (spec.erase == "none" or delta) or written not in ([], ["write_gate"]):
+        _bad(spec, "kernels: the templates have no such gates or updates")
+    if spec.write_key != ("k",) or spec.output != "after" or len(spec.skip) not in (0, 2):
+        _bad(spec, "kernels: the templates write k, read the new state, and skip v times a parameter")
+    if len(ready) != len(written) + (spec.decay == "scalar"):
+        _bad(spec, "kernels: the templates know a log-decay and a write gate a node")
+    if (len(spec.modes) > 1) != bool(spec.gate_formula):
+        _bad(spec, "gate_formula: needed for kernels with raw gates, and only then")
+
+
+def _all_parameters(spec: RecurrenceSpec) -> list[InputSpec]:
+    return [i for mode in spec.modes for i in spec.parameters(mode)]
 
 
 def _check_product(

@@ -47,4 +47,5 @@ GDN = RecurrenceSpec(
     write_key=("k",),
     write_value=("v", "beta"),
     kernels=True,
+    gate_formula="softplus_sigmoid",
 )

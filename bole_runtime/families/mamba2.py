@@ -45,4 +45,6 @@ MAMBA2 = RecurrenceSpec(
     make_ready={"raw": _from_raw},
     write_value=("v", "dt"),
     skip=("v", "D"),
+    kernels=True,
+    gate_formula="softplus_step",
 )

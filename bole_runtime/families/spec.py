@@ -98,6 +98,8 @@ class RecurrenceSpec:
         normed: the inputs that ``qk_l2norm`` is about.
         kernels: whether Triton kernels exist; the triton backend leaves other families to the torch backend, or
             refuses them when it was asked for by name.
+        gate_formula: how the templates compute ready gates from raw ones (parts/gates.jinja), for a family with
+            kernels and raw gates.
     """
 
     name: str
@@ -118,6 +120,7 @@ class RecurrenceSpec:
     output: Output = "after"
     normed: tuple[str, ...] = ("q", "k")
     kernels: bool = False
+    gate_formula: str = ""
     # Derived once: the hot path of verify() reads these. Gate modes, and the gate names each mode needs and may take.
     modes: tuple[str, ...] = field(init=False)
     #: Whether factors and pending chains hold ready gates (a value a head) or the gates of the call, which are

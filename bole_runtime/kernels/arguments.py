@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from bole_runtime.kernels.gates import GateLayout, gate_layout
 from bole_runtime.kernels.problem import Problem
 
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -53,37 +54,49 @@ def _strides(prefix: str, dims: str, aligned: bool = True) -> tuple[Argument, ..
     return tuple(Argument(f"stride_{prefix}{d}", "stride", aligned=aligned) for d in dims)
 
 
-def gate_names(problem: Problem) -> tuple[str, str]:
-    """Names of the two gate inputs that have a value per node and value head."""
-    return ("a", "b") if problem.gate_mode == "raw" else ("g", "beta")
+def _pointer(name: str) -> str:
+    return f"{name.lower()}_ptr"
 
 
-def _gates(problem: Problem) -> tuple[Argument, ...]:
-    first, second = gate_names(problem)
-    extra = _pointers("gate", "a_log_ptr", "dt_bias_ptr") if problem.gate_mode == "raw" else ()
-    return _pointers("gate", f"{first}_ptr", f"{second}_ptr") + extra
+def _layout(problem: Problem) -> GateLayout:
+    return gate_layout(problem.family, problem.gate_mode)
+
+
+def _gates(problem: Problem, names: tuple[str, ...]) -> tuple[Argument, ...]:
+    optional = _layout(problem).optional
+    return tuple(Argument(_pointer(n), "gate", n in optional) for n in names)
+
+
+def _gate_strides(problem: Problem) -> tuple[Argument, ...]:
+    return tuple(s for name in _layout(problem).nodes for s in _strides(name, "bnh", aligned=False))
+
+
+def _options(problem: Problem) -> tuple[Argument, ...]:
+    return tuple(Argument(name, "float") for name, _ in _layout(problem).options)
 
 
 def _pending(problem: Problem) -> tuple[Argument, ...]:
     if not problem.pending:
         return ()
+    ready = _layout(problem).ready
     return (
         *_pointers("in", "pk_ptr", "pv_ptr"),
-        *_pointers("f32", "pg_ptr", "pbeta_ptr"),
+        *_pointers("f32", *(f"p{name}_ptr" for name in ready)),
         *_pointers("i32", "plength_ptr", "pstart_ptr"),
         Argument("pcapacity", "int"),
         *_strides("pk", "snh"),
         *_strides("pv", "snh"),
-        *_strides("pg", "sn", aligned=False),
+        # All gates of a ring have one layout.
+        *(_strides("pg", "sn", aligned=False) if ready else ()),
     )
 
 
 def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
     """Arguments of every verify kernel of a problem, in order."""
-    first, second = gate_names(problem)
+    layout = _layout(problem)
     return (
         *_pointers("in", "q_ptr", "k_ptr", "v_ptr"),
-        *_gates(problem),
+        *_gates(problem, layout.verify_tensors),
         *_pointers("state", "state_ptr"),
         *_pointers("index", "slots_ptr"),
         *_pointers("i32", "words_ptr"),
@@ -91,7 +104,7 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         *_pointers("i32", "depths_ptr"),
         *_pointers("in", "out_ptr"),
         *_pointers("in", "ck_ptr", "cv_ptr", optional=True),
-        *_pointers("f32", "cg_ptr", "cbeta_ptr", optional=True),
+        *_pointers("f32", *(f"c{name}_ptr" for name in layout.ready), optional=True),
         *_pointers("scratch", "work_ptr", "weights_ptr", optional=True),
         *_pending(problem),
         Argument("nodes", "int"),
@@ -99,18 +112,17 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         Argument("batch", "int"),
         Argument("slot_count", "int"),
         Argument("scale", "float"),
-        Argument("beta_scale", "float"),
+        *_options(problem),
         *_strides("q", "bnh"),
         *_strides("k", "bnh"),
         *_strides("v", "bnh"),
-        *_strides(first, "bnh", aligned=False),
-        *_strides(second, "bnh", aligned=False),
+        *_gate_strides(problem),
         *_strides("o", "bnh"),
         *_strides("w", "bn", aligned=False),
         *_strides("s", "shr"),
         *_strides("ck", "bn"),
         *_strides("cv", "bn"),
-        *_strides("cg", "bn", aligned=False),
+        *(_strides("cg", "bn", aligned=False) if layout.ready else ()),
     )
 
 
@@ -119,14 +131,13 @@ def commit_pointers(problem: Problem) -> tuple[Argument, ...]:
     return (
         *_pointers("state", "state_ptr"),
         *_pointers("in", "k_ptr", "v_ptr"),
-        *_gates(problem),
+        *_gates(problem, _layout(problem).tensors),
         *(a for a in _pending(problem) if a.kind in ("in", "f32", "i32")),
     )
 
 
 def commit_arguments(problem: Problem, table: bool) -> tuple[Argument, ...]:
     """Arguments of a commit kernel, in order; with ``table`` the layers' pointers come from device memory."""
-    first, second = gate_names(problem)
     return (
         *((Argument("layers_ptr", "table"),) if table else commit_pointers(problem)),
         *_pointers("index", "slots_ptr", "accepted_ptr"),
@@ -138,16 +149,23 @@ def commit_arguments(problem: Problem, table: bool) -> tuple[Argument, ...]:
         Argument("heads", "int"),
         Argument("slot_count", "int"),
         Argument("batch", "int"),
-        Argument("beta_scale", "float"),
+        *_options(problem),
         *_strides("k", "bnh"),
         *_strides("v", "bnh"),
-        *_strides(first, "bnh", aligned=False),
-        *_strides(second, "bnh", aligned=False),
+        *_gate_strides(problem),
         *_strides("w", "bn", aligned=False),
         *_strides("s", "shr"),
     )
 
 
+def gate_tensors(problem: Problem) -> tuple[str, ...]:
+    """Pointers to gates of an operation, in the order of its arguments and of ``gate_dtypes``."""
+    layout = _layout(problem)
+    return tuple(_pointer(n) for n in (layout.verify_tensors if problem.op == "verify" else layout.tensors))
+
+
 def usual_gate_dtypes(problem: Problem) -> tuple[str, ...]:
     """Element types of the gate inputs of a usual call, in the order of the family's spec."""
-    return ("bf16", "bf16", "fp32", "fp32") if problem.gate_mode == "raw" else ("fp32", "fp32")
+    layout = _layout(problem)
+    nodes = "bf16" if problem.gate_mode == "raw" else "fp32"
+    return (nodes,) * len(layout.nodes) + ("fp32",) * (len(gate_tensors(problem)) - len(layout.nodes))

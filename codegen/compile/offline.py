@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bole_codegen.render import RenderedKernel
-from bole_runtime.kernels.arguments import Argument, usual_gate_dtypes
+from bole_runtime.kernels.arguments import Argument, gate_tensors, usual_gate_dtypes
 from bole_runtime.kernels.loader import import_kernel
 from bole_runtime.kernels.problem import Problem
 
@@ -74,8 +74,8 @@ def _element(argument: Argument, problem: Specialisation) -> str:
     if argument.kind == "state":
         return problem.state_dtype
     if argument.kind == "gate" and isinstance(problem, Problem):
-        names = ("a_ptr", "b_ptr", "a_log_ptr", "dt_bias_ptr") if problem.gate_mode == "raw" else ("g_ptr", "beta_ptr")
-        return (problem.gate_dtypes or usual_gate_dtypes(problem))[names.index(argument.name)]
+        dtypes = problem.gate_dtypes or usual_gate_dtypes(problem)
+        return dtypes[gate_tensors(problem).index(argument.name)]
     return {"f32": "fp32", "scratch": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 

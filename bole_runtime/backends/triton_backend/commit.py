@@ -10,7 +10,8 @@ import torch
 
 from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
-from bole_runtime.backends.triton_backend.verify import GATES, PARAMETERS, rows_strides
+from bole_runtime.backends.triton_backend.verify import chain_sizes, chain_tensors, option_values, rows_strides
+from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.variants import get_variant
 
@@ -32,7 +33,7 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
     nodes, depth, capacity, work = buckets(
         tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
     )
-    names = GATES[factors.gate_mode] + PARAMETERS[factors.gate_mode]
+    names = gate_layout(call.spec.name, factors.gate_mode).tensors
     return Problem(
         "commit",
         call.spec.name,
@@ -48,40 +49,32 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
         capacity,
         work,
         factors.qk_l2norm,
-        tuple(_GATE_SHORT.get(factors.gates[name].dtype) or short_dtype(factors.gates[name], name) for name in names),
+        tuple(_gate_dtype(factors.gates.get(name), name) for name in names),
     )
 
 
-def _pointers(layer: CommitLayer) -> tuple[torch.Tensor, ...]:
-    factors = layer.factors
-    names = GATES[factors.gate_mode] + PARAMETERS[factors.gate_mode]
-    pending = factors.pending
-    chain: tuple[torch.Tensor, ...] = ()
-    if pending is not None:
-        chain = (pending.k, pending.v, pending.gates["g"], pending.gates["beta"], pending.length, pending.start)
-    return (layer.pool, factors.k, factors.v, *(factors.gates[name] for name in names), *chain)
+def _gate_dtype(gate: torch.Tensor | None, name: str) -> str:
+    return "none" if gate is None else _GATE_SHORT.get(gate.dtype) or short_dtype(gate, name)
+
+
+def _pointers(layer: CommitLayer) -> tuple[torch.Tensor | None, ...]:
+    factors, pending = layer.factors, layer.factors.pending
+    layout = gate_layout(factors.spec.name, factors.gate_mode)
+    chain = () if pending is None else chain_tensors(layout, pending)
+    return (layer.pool, factors.k, factors.v, *[factors.gates.get(name) for name in layout.tensors], *chain)
 
 
 def _shape_arguments(call: CommitCall, layer: CommitLayer) -> tuple[tuple[Any, ...], tuple[Any, ...]]:
     """Scalars and strides of a layer, before and after the sizes: layers that share them share a launch."""
     factors, packed = layer.factors, call.tree.is_packed
-    first, second = (factors.gates[name] for name in GATES[factors.gate_mode])
-    pending = factors.pending
-    before: tuple[Any, ...] = ()
-    if pending is not None:
-        before = (
-            pending.capacity,
-            *pending.k.stride()[:3],
-            *pending.v.stride()[:3],
-            *pending.gates["g"].stride()[:2],
-        )
+    layout, pending = gate_layout(factors.spec.name, factors.gate_mode), factors.pending
+    before: tuple[Any, ...] = () if pending is None else chain_sizes(layout, pending)
     words = call.tree.ancestors.stride()
     after = (
-        factors.beta_scale,
+        *option_values(layout, factors.beta_scale, factors.options),
         *rows_strides(factors.k, packed),
         *rows_strides(factors.v, packed),
-        *rows_strides(first, packed),
-        *rows_strides(second, packed),
+        *[s for name in layout.nodes for s in rows_strides(factors.gates[name], packed)],
         *((0, words[0]) if packed else words[:2]),
         *layer.pool.stride()[:3],
     )
@@ -166,7 +159,8 @@ def _prepare_group(call: CommitCall, problem: Problem, layers: list[CommitLayer]
     if len(layers) == 1:
         leading: tuple[Any, ...] = tensors[0]
     else:
-        leading = (_layer_table(tuple(t.data_ptr() for row in tensors for t in row), layers[0].pool.device),)
+        pointers = tuple(0 if t is None else t.data_ptr() for row in tensors for t in row)
+        leading = (_layer_table(pointers, layers[0].pool.device),)
     nodes = call.tree.max_nodes if call.tree.is_packed else layers[0].factors.k.shape[1]
     trailing = (call.tree.ancestors, call.tree.offsets, *before, nodes, heads, slot_count, batch, *after)
     which = 0 if len(layers) == 1 else 1
@@ -183,7 +177,7 @@ def prepare_commit(call: CommitCall) -> PreparedCommit:
         _check_reach(call, layer)
         problem = commit_problem(call, layer)
         heads = layer.factors.v.shape[-2]
-        aligned = all(t.data_ptr() % 16 == 0 for t in _pointers(layer))
+        aligned = all(t is None or t.data_ptr() % 16 == 0 for t in _pointers(layer))
         # The table kernel assumes 16-byte pointers; a layer without them is launched alone.
         alone = 0 if aligned else id(layer)
         groups.setdefault((problem, heads, _shape_arguments(call, layer), alone), []).append(layer)

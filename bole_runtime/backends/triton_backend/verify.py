@@ -8,20 +8,39 @@ import torch
 
 from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
+from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.variants import get_variant
 
 if TYPE_CHECKING:
-    from bole_runtime.calls import VerifyCall
+    from collections.abc import Mapping
 
-GATES = {"ready": ("g", "beta"), "raw": ("a", "b")}
-PARAMETERS = {"ready": (), "raw": ("A_log", "dt_bias")}
+    from bole_runtime.calls import VerifyCall
+    from bole_runtime.factors import PendingChain
+    from bole_runtime.kernels.gates import GateLayout
 
 
 def rows_strides(tensor: torch.Tensor, packed: bool) -> tuple[int, ...]:
     """Strides over requests, nodes and heads; a packed tensor has stride 0 over requests."""
     stride = tensor.stride()
     return (0, stride[0], stride[1]) if packed else stride[:3]
+
+
+def option_values(layout: GateLayout, beta_scale: float, options: Mapping[str, float]) -> tuple[float, ...]:
+    """Return the floats that kernels take, those of other gate modes included."""
+    return tuple(beta_scale if name == "beta_scale" else options.get(name, usual) for name, usual in layout.options)
+
+
+def chain_tensors(layout: GateLayout, pending: PendingChain) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of a pending chain in the order of kernel arguments."""
+    gates = pending.gates
+    return (pending.k, pending.v, *(gates[name] for name in layout.ready), pending.length, pending.start)
+
+
+def chain_sizes(layout: GateLayout, pending: PendingChain) -> tuple[int, ...]:
+    """Return capacity and strides of a pending chain in the order of kernel arguments. Its gates have one layout."""
+    gates = pending.gates[layout.ready[0]].stride()[:2] if layout.ready else ()
+    return (pending.capacity, *pending.k.stride()[:3], *pending.v.stride()[:3], *gates)
 
 
 def verify_problem(call: VerifyCall) -> Problem:
@@ -64,24 +83,6 @@ def _check_reach(call: VerifyCall) -> None:
         check_reach("pending.v", call.pending.v, call.pending.capacity)
 
 
-def _pending_arguments(call: VerifyCall) -> tuple[Any, ...]:
-    pending = call.pending
-    if pending is None:
-        return ()
-    return (
-        pending.k,
-        pending.v,
-        pending.gates["g"],
-        pending.gates["beta"],
-        pending.length,
-        pending.start,
-        pending.capacity,
-        *pending.k.stride()[:3],
-        *pending.v.stride()[:3],
-        *pending.gates["g"].stride()[:2],
-    )
-
-
 def _workspace(call: VerifyCall, sizes: tuple[int, int]) -> tuple[torch.Tensor | None, torch.Tensor | None]:
     total = sum(sizes)
     if total == 0:
@@ -107,21 +108,22 @@ def verify(call: VerifyCall) -> None:
     config, kernels = choose(problem, call.q.device, call.variant)
     variant = get_variant("verify", config.variant)
     work, weights = _workspace(call, variant.workspace(problem, config, batch, heads))
-    tree, packed, capture = call.tree, call.tree.is_packed, call.capture
-    first, second = (call.gates[name] for name in GATES[call.gate_mode])
+    tree, packed, capture, pending = call.tree, call.tree.is_packed, call.capture, call.pending
+    layout, gates = gate_layout(call.spec.name, call.gate_mode), call.gates
     words = tree.ancestors.stride()
-    captured: tuple[Any, ...] = (None, None, None, None)
-    capture_strides: tuple[int, ...] = (0, 0, 0, 0, 0, 0)
+    captured: tuple[Any, ...] = (None,) * (2 + len(layout.ready))
+    capture_strides: tuple[int, ...] = (0, 0, 0, 0, 0, 0) if layout.ready else (0, 0, 0, 0)
     if capture is not None:
-        captured = (capture.k, capture.v, capture.gates["g"], capture.gates["beta"])
+        captured = (capture.k, capture.v, *(capture.gates[name] for name in layout.ready))
         capture_strides = tuple(s for t in captured[:3] for s in rows_strides(t, packed)[:2])
+    chain: tuple[Any, ...] = ()
+    if pending is not None:
+        chain = (*chain_tensors(layout, pending), *chain_sizes(layout, pending))
     args = (
         call.q,
         call.k,
         call.v,
-        first,
-        second,
-        *(call.gates[name] for name in PARAMETERS[call.gate_mode]),
+        *[gates.get(name) for name in layout.verify_tensors],
         call.state,
         call.slots,
         tree.ancestors,
@@ -131,18 +133,17 @@ def verify(call: VerifyCall) -> None:
         *captured,
         work,
         weights,
-        *_pending_arguments(call),
+        *chain,
         tree.max_nodes if packed else call.q.shape[1],
         heads,
         batch,
         call.state.shape[0],
         call.scale,
-        call.beta_scale,
+        *option_values(layout, call.beta_scale, call.options),
         *rows_strides(call.q, packed),
         *rows_strides(call.k, packed),
         *rows_strides(call.v, packed),
-        *rows_strides(first, packed),
-        *rows_strides(second, packed),
+        *[s for name in layout.nodes for s in rows_strides(gates[name], packed)],
         *rows_strides(call.out, packed),
         *((0, words[0]) if packed else words[:2]),
         *call.state.stride()[:3],

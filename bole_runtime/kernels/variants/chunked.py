@@ -48,7 +48,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "BV": (config["bv"], "value columns of a program"),
             "LEVELS": c.solve_levels(config["chunk"]),
         },
-        **c.solve_context(config),
+        **c.solve_context(problem, config),
         ORIENT="nodes",
         PREFETCH=False,
         STATE_DOT=config["state_dot"],

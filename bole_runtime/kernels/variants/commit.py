@@ -47,7 +47,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
 
 def _element_types(problem: Problem) -> list[str]:
     gates = iter(problem.gate_dtypes or usual_gate_dtypes(problem))
-    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64"}
+    names = {"bf16": "bfloat16", "fp16": "float16", "fp32": "float32", "fp64": "float64", "none": ""}
     kinds = {"in": problem.in_dtype, "state": problem.state_dtype, "f32": "fp32"}
     return [
         "int32" if a.kind == "i32" else names[next(gates) if a.kind == "gate" else kinds[a.kind]]
@@ -110,7 +110,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "C": (config["chunk"], "tokens folded at a time"),
             "LEVELS": c.solve_levels(config["chunk"]),
         },
-        **c.solve_context(config),
+        **c.solve_context(problem, config),
         DOT=config["dot"],
     )
 

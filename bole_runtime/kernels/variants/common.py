@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bole_runtime.families import get_family
+from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Param
 
@@ -83,16 +84,24 @@ def solves(precision: str, normalised: bool = False) -> tuple[str, ...]:
     return ("tf32",) if precision == "fast" else ("tf32x3",)
 
 
+def erases(problem: Problem) -> bool:
+    """Whether the family's update takes away what the state predicts: without, there is nothing to solve."""
+    return gate_layout(problem.family, problem.gate_mode).erases
+
+
 def default_solve(problem: Problem) -> str:
     """Return how a block of all rows is solved without a measurement: by depth while trees are shallow."""
-    return solves(problem.precision, problem.qk_l2norm and problem.depth + problem.pending <= 16)[-1]
+    shallow = erases(problem) and problem.qk_l2norm and problem.depth + problem.pending <= 16
+    return solves(problem.precision, shallow)[-1]
 
 
-def solve_context(config: Config) -> dict[str, Any]:
+def solve_context(problem: Problem, config: Config) -> dict[str, Any]:
     """Switches of the solve: fp16 and tf32 terms of an operand, 0 for another type; and how it solves.
 
     With operands in fp16, a product a depth of the tree; with others the inverse of the triangle, by blocks.
     """
+    if not erases(problem):
+        return {}
     halves = {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0)
     terms = {"tf32": 1, "tf32x3": 2}.get(config["solve"], 0)
     return {"HALVES": halves, "SOLVE_TERMS": terms, "SOLVER": "neumann" if halves else "inverse"}
@@ -119,7 +128,8 @@ def check_precision(problem: Problem, config: Config, whole: bool = False) -> st
     allowed = {
         "state_dot": state_dots(problem.in_dtype, problem.state_dtype, problem.precision),
         "mix": mixes(problem.precision),
-        "solve": solves(problem.precision, problem.qk_l2norm and whole),
+        # Where nothing is solved, one name will do.
+        "solve": solves(problem.precision, problem.qk_l2norm and whole and erases(problem)),
     }
     for name, values in allowed.items():
         if config[name] not in values:
@@ -139,7 +149,8 @@ def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]
         "bk": lambda v: min(128, power_of_two(problem.dk, 32)) <= v <= power_of_two(problem.dk, 32),
         "state_dot": lambda v: v in dots,
         "mix": lambda v: v in mixes(problem.precision),
-        "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm),
+        "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm and erases(problem)),
+        "stack": lambda v: not v or erases(problem),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
         # Two tiles of 64 value columns each, at least: there is nothing to walk over otherwise.
@@ -159,7 +170,7 @@ def check_tile(problem: Problem, config: Config) -> str | None:
 
 
 def supports_family(problem: Problem) -> str | None:
-    """Reason why the delta-rule templates cannot serve a family, or None."""
+    """Reason why the templates cannot serve a family, or None."""
     return None if get_family(problem.family).kernels else f"family {problem.family!r} has no templates"
 
 
@@ -183,10 +194,22 @@ def constants(problem: Problem, extra: dict[str, tuple[Any, str]]) -> list[tuple
 
 def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) -> dict[str, Any]:
     """Everything a template reads: module constants and the switches that shape its text."""
+    gates = gate_layout(problem.family, problem.gate_mode)
     out: dict[str, Any] = {
         "constants": constants(problem, extra),
         "PENDING": problem.pending,
-        "RAW": problem.gate_mode == "raw",
+        "RAW": problem.gate_mode != "ready",
+        "GATES": gates.nodes,
+        "READY": gates.ready,
+        "PARAMETERS": () if gates.decay_per_head else tuple(n.lower() for n in gates.parameters),
+        "OPTIONAL": tuple(n.lower() for n in gates.parameters if n in gates.optional),
+        "FORMULA": gates.formula,
+        "FORMULA_OPTIONS": gates.formula_options,
+        "DECAY": gates.decay,
+        "HEAD_DECAY": gates.decay_per_head,
+        "WRITE": gates.write,
+        "ERASE": gates.erases,
+        "SKIP": gates.skip.lower(),
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
         "HALVES": 0,

@@ -26,6 +26,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return c.NARROW_PRODUCT
     if config["stack"] and problem.pending:
         return "k rows of two segments are not stacked with q rows"
+    if config["stack"] and not c.erases(problem):
+        return "k rows of an additive family do not meet the state"
     return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
 
@@ -45,7 +47,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "solve": c.default_solve(problem),
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
-            "stack": not problem.pending,
+            "stack": not problem.pending and c.erases(problem),
         }
     )
 
@@ -68,7 +70,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         STACK=config["stack"],
         WHOLE=True,
         UNREAD=True,
-        **c.solve_context(config),
+        **c.solve_context(problem, config),
         config_line=str(config),
     )
     return (

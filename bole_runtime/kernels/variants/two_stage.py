@@ -184,7 +184,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         PDL=config["pdl"],
         CHAIN=config["chain"],
         WHOLE=blocks == 1,
-        **c.solve_context(config),
+        **c.solve_context(problem, config),
         config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "chain"),
     )
     return (

@@ -92,12 +92,13 @@ def problem_of_verify(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, *, gates: dict[str, Any], precision: str, **arguments: Any
 ) -> Problem:
     """Return the problem of a call of ``verify`` with these arguments."""
-    l2norm = arguments.get("qk_l2norm")
+    l2norm, spec = arguments.get("qk_l2norm"), arguments.get("recurrence", "gdn")
+    spec = get_family(spec) if isinstance(spec, str) else spec
     return verify_problem(
         SimpleNamespace(
             q=q, k=k, v=v, state=arguments["state"], slots=arguments["slots"], tree=arguments["tree"],
-            pending=arguments.get("pending"), spec=get_family("gdn"), precision=precision,
-            gate_mode="ready" if "g" in gates else "raw", qk_l2norm=True if l2norm is None else l2norm,
+            pending=arguments.get("pending"), spec=spec, precision=precision,
+            gate_mode=spec.mode_of(gates), qk_l2norm=spec.qk_l2norm if l2norm is None else l2norm,
         )
     )  # fmt: skip
 
