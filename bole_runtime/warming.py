@@ -12,7 +12,7 @@ from bole_runtime.api import commit, verify
 from bole_runtime.backends import get_backend, torch_backend
 from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
 from bole_runtime.factors import Factors
-from bole_runtime.families import RecurrenceSpec, get_family
+from bole_runtime.families import InputSpec, RecurrenceSpec, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
@@ -78,6 +78,17 @@ def _tree(g: _Geometry, batch: int) -> TreeBatch:
     return TreeBatch.from_parents(parents.to(g.device), max_depth=g.depth)
 
 
+def _gate(g: _Geometry, i: InputSpec, normal: Callable[..., torch.Tensor], lead: tuple[int, ...]) -> torch.Tensor:
+    """A gate in the range of trained models. Raw ones have the element type of the model's projections."""
+    sizes = i.sizes((g.hk, g.hv), (g.dk, g.dv))
+    if i.shape[0] != "node":
+        return -normal(*sizes).abs() if i.role == "log_decay" else normal(*sizes)
+    x = normal(*lead, *sizes)
+    if g.gate_mode == "ready":
+        return -x.abs() if i.role == "log_decay" else torch.sigmoid(x)
+    return x.to(g.gate_dtype)
+
+
 def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCall:
     """A small call whose kernels are those of a larger one: random inputs, every slot live."""
     make = torch.Generator(device=g.device).manual_seed(20260801 + batch)
@@ -85,15 +96,9 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=make, device=g.device)
 
-    tree = _tree(g, batch)
+    tree, mode = _tree(g, batch), g.gate_mode
     lead = tree.lead
-    raw = {
-        "a": normal(*lead, g.hv).to(g.gate_dtype),
-        "b": normal(*lead, g.hv).to(g.gate_dtype),
-        "A_log": normal(g.hv),
-        "dt_bias": normal(g.hv),
-    }
-    ready = {"g": -normal(*lead, g.hv).abs(), "beta": torch.sigmoid(normal(*lead, g.hv))}
+    gates = {i.name: _gate(g, i, normal, lead) for i in (*g.spec.node_gates(mode), *g.spec.parameters(mode))}
     capture = None
     if captured:
         capture = Factors.allocate(
@@ -105,8 +110,8 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
         q=normal(*lead, g.hk, g.dk).to(g.dtype),
         k=normal(*lead, g.hk, g.dk).to(g.dtype),
         v=v,
-        gates=raw if g.gate_mode == "raw" else ready,
-        gate_mode=g.gate_mode,
+        gates=gates,
+        gate_mode=mode,
         beta_scale=1.0,
         state=normal(batch, g.hv, g.dv, g.dk).to(g.state_dtype),
         slots=torch.arange(batch, device=g.device, dtype=g.index_dtype),
@@ -116,6 +121,7 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
         qk_l2norm=g.spec.qk_l2norm,
         out=torch.full(v.shape, float("nan"), device=g.device),
         capture=capture,
+        options={i.name: i.default or 0.0 for i in g.spec.options(mode) if i.name != "beta_scale"},
     )
 
 
@@ -138,7 +144,8 @@ def _check_verify(call: VerifyCall, config: Config | None) -> float:
 
 def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
     factors = Factors(
-        call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree
+        call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree,
+        options=call.options,
     )  # fmt: skip
     accepted = torch.full_like(call.slots, call.tree.max_nodes - 1)
     pools = [call.state.clone() for _ in range(layers)]
@@ -162,7 +169,7 @@ def warmup(
     recurrence: str | RecurrenceSpec = "gdn",
     dtype: torch.dtype = torch.bfloat16,
     state_dtype: torch.dtype = torch.float32,
-    gate_mode: str = "raw",
+    gate_mode: str | None = None,
     gate_dtype: torch.dtype | None = None,
     index_dtype: torch.dtype = torch.int32,
     precision: str | Sequence[str] = "lossless",
@@ -189,7 +196,7 @@ def warmup(
         recurrence: family name or spec.
         dtype: of q, k and v.
         state_dtype: of the state pools.
-        gate_mode: ``raw`` or ``ready``.
+        gate_mode: ``raw`` or ``ready``; default, ``raw`` where the family has such gates.
         gate_dtype: of the raw per-node gate inputs; default, ``dtype``.
         index_dtype: of slots and accepted nodes.
         precision: one profile or several.
@@ -208,11 +215,14 @@ def warmup(
     """
     started = time.perf_counter()
     spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
+    mode = spec.modes[-1] if gate_mode is None else gate_mode
+    if mode not in spec.modes:
+        raise ValueError(f"gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}")
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     report = WarmupReport()
     geometry = _Geometry(
         spec, key_heads, value_heads, dk, dv, max_nodes, max_nodes - 1 if max_depth is None else max_depth, dtype,
-        state_dtype, gate_mode, gate_dtype or dtype, index_dtype, packed, where,
+        state_dtype, mode, gate_dtype or dtype, index_dtype, packed, where,
     )  # fmt: skip
     if get_backend(where, spec).name != "triton":
         report.seconds = time.perf_counter() - started
@@ -237,7 +247,9 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
     call = _call(g, min(batch, 2), precision, captured)
     alone = _call(g, min(batch, 2), precision, False) if captured else call
     work = select.buckets(g.nodes, g.depth, 0, batch, g.hv)[3]
-    factors = Factors(call.spec, call.gate_mode, call.k, call.v, call.gates, 1.0, call.qk_l2norm, call.tree)
+    factors = Factors(
+        call.spec, call.gate_mode, call.k, call.v, call.gates, 1.0, call.qk_l2norm, call.tree, options=call.options
+    )  # fmt: skip
     layer = CommitLayer(call.state, factors)
     commit_call = CommitCall(call.spec, (layer,), call.slots, call.slots, call.tree, precision)
     verify_bound = OUTPUT_BOUND[precision]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -110,7 +111,7 @@ def test_what_cannot_be_registered() -> None:
     with pytest.raises(ValueError, match="'mamba1' cannot be registered: its decay depends on channel and state"):
         register_family(_with(name="mamba1"), reference)
     with pytest.raises(ValueError, match="'strange' sets kernels, but no templates come with a registered family"):
-        register_family(_with(kernels=True), reference)
+        register_family(replace(FAMILIES["lightning"], name="strange"), reference)
     assert "strange" not in FAMILIES
     assert set(KERNEL_FAMILIES) == {n for n, s in FAMILIES.items() if s.kernels}
 
@@ -142,9 +143,26 @@ def _input(name: str, *shape: str, role: str = "erase_key", **changes: object) -
         ({"erase_key": ("z",)}, r"erase_key: none of \('z',\) is a vector of dk"),
         ({"write_key": ("k", "m")}, "write_key: 'm' is a vector of dv, expected dk"),
         ({"write_value": ("v", "bonus")}, "write_value: 'bonus' is no input that a ready call has per node"),
+        ({"kernels": True}, "kernels: the templates have no such gates or updates"),
         ({"normed": ("q", "nothing")}, r"normed: \['nothing'\] are no inputs"),
     ],
 )
 def test_declarations_that_contradict_themselves(changes: dict[str, object], message: str) -> None:
     with pytest.raises(ValueError, match=f"family '[sS]trange': {message}"):
         _with(**changes)
+
+
+@pytest.mark.parametrize(
+    ("name", "changes", "message"),
+    [
+        ("lightning", {"write_key": ("k", "k")}, "kernels: the templates write k"),
+        ("lightning", {"output": "before"}, "kernels: the templates write k, read the new state"),
+        ("mamba2", {"write_value": ("v",)}, "kernels: the templates know a log-decay and a write gate a node"),
+        ("mamba2", {"gate_formula": ""}, "gate_formula: needed for kernels with raw gates"),
+        ("lightning", {"gate_formula": "softplus_step"}, "gate_formula: needed for kernels with raw gates"),
+        ("kda", {"kernels": True}, "kernels: the templates have no such gates or updates"),
+    ],
+)
+def test_kernels_of_what_the_templates_do_not_have(name: str, changes: dict[str, object], message: str) -> None:
+    with pytest.raises(ValueError, match=f"family '{name}': {message}"):
+        replace(FAMILIES[name], **changes)

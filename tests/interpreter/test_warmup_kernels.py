@@ -24,6 +24,26 @@ def test_checks_every_size() -> None:
     assert "4 sizes" in str(report)
 
 
+@pytest.mark.parametrize("family", ["mamba2", "lightning", "simple_gla"])
+def test_additive_families(family: str) -> None:
+    report = warmup(
+        key_heads=1, value_heads=2, dk=32, dv=16, max_batch=1, max_nodes=4, dtype=torch.float32, layers=2, device="cpu",
+        recurrence=family, captured=True,
+    )  # fmt: skip
+    assert [(p.op, p.gate_mode) for p, _, _ in report.checked] == [
+        ("verify", "ready" if family == "lightning" else "raw"),
+        ("commit", "ready" if family == "lightning" else "raw"),
+    ]
+    assert all(error < 5e-6 for _, _, error in report.checked)
+
+
+def test_a_gate_mode_the_family_does_not_have() -> None:
+    with pytest.raises(ValueError, match="gate_mode: 'raw' is not allowed for 'lightning'; allowed: ready"):
+        warmup(
+            key_heads=1, value_heads=1, dk=16, dv=16, max_batch=1, max_nodes=3, recurrence="lightning", gate_mode="raw"
+        )
+
+
 def test_wrong_kernels_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_runtime import warming as module
 
