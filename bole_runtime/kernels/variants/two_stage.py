@@ -9,9 +9,7 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
-PREPARE_DK = Param(
-    "prepare_dk", (0, 32, 64), "key dims that the first kernel reads at a time; 0: all at once"
-)
+PREPARE_DK = Param("prepare_dk", (0, 32, 64), "key dims that the first kernel reads at a time; 0: all at once")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
 CHAIN = Param("chain", (False, True), "the first kernel too starts early, behind what makes its inputs", ordered=False)
