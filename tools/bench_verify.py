@@ -86,7 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--layers", type=int, help="layers in the graph, instead of as many as a cold L2 needs")
     add("--accepted", type=int, default=4, help="nodes on an accepted path in the commit (%(default)s)")
     add("--no-commit", action="store_true", help="skip the commit")
-    add("--stages", action="store_true", help="split each time by kernel (torch.profiler)")
+    add("--stages", action="store_true", help="time each kernel alone, one after the other (torch.profiler)")
     add("--eager", action="store_true", help="also time the host side of an eager call")
     add("--seed", type=int, help="seed of the inputs; fresh each run by default")
     add("--budget-s", type=float, help="start no new row after this many seconds")

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: solve=tf32 row_block=32 share=False mix_store=bf16 pdl=True chain=True
+# config: solve=tf32 row_block=32 prepare_dk=0 share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=2 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 

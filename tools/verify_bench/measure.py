@@ -154,7 +154,7 @@ def _time_candidates(candidates: list[Candidate], references: dict[int, Tensor],
                 continue
             result.us, result.spread_us = times[candidate.name].median_us, times[candidate.name].spread_us
             if settings.stages:
-                result.stages = stages.split(graphs[candidate.name])
+                result.stages = stages.split(candidate.make_layer, row.layers)
 
 
 def _time_build(inputs: VerifyInputs, tree: TreeBatch, settings: Settings) -> float:

@@ -215,6 +215,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "HALVES": 0,
         "SOLVE_TERMS": 0,
         "SOLVER": "inverse",
+        "BY_DIMS": False,
         "WHOLE": False,
         "PERSIST": False,
         "UNREAD": False,

@@ -9,6 +9,7 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
+PREPARE_DK = Param("prepare_dk", (0, 32, 64), "key dims that the first kernel reads at a time; 0: all at once")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
 CHAIN = Param("chain", (False, True), "the first kernel too starts early, behind what makes its inputs", ordered=False)
@@ -25,6 +26,7 @@ PARAMS = (
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
+    PREPARE_DK,
     SHARE,
     MIX_STORE,
     c.PDL,
@@ -48,6 +50,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return reason
     if block > rows:
         return f"row_block={block} is more than the {rows} rows of a tile"
+    if config["prepare_dk"] and (block < rows or config["prepare_dk"] >= c.power_of_two(problem.dk)):
+        return f"prepare_dk={config['prepare_dk']} is for R of one block of rows, and for wider heads"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
@@ -105,6 +109,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
+            "prepare_dk": 0,
             # Half the programs for a third of the work more: for many heads only.
             "share": whole and 2 <= problem.group <= 4 and problem.work >= 8 * gpu.sms,
             "prefetch": False,
@@ -176,6 +181,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         {
             "ROWS": (rows, "pending tokens and nodes of a request"),
             "C": (config["row_block"], "rows of a block"),
+            **({"DIMS": (config["prepare_dk"], "key dims read at a time")} if config["prepare_dk"] else {}),
             "LEVELS": c.solve_levels(config["row_block"]),
         },
         BLOCKS=blocks,
@@ -183,9 +189,10 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
         CHAIN=config["chain"],
+        BY_DIMS=config["prepare_dk"] > 0,
         WHOLE=blocks == 1,
         **c.solve_context(problem, config),
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "chain"),
+        config_line=_line(config, "solve", "row_block", "prepare_dk", "share", "mix_store", "pdl", "chain"),
     )
     return (
         KernelPlan(
@@ -228,6 +235,8 @@ TWO_STAGE = Variant(
     # Each was the best of some bucket on an H200.
     starts=(
         {"programs": 0},
+        {"prepare_dk": 32},
+        {"prepare_dk": 32, "share": False},
         {"programs": 256, "share": True},
         {"programs": 0, "orient": "state", "bv": 128, "warps": 8},
         {"programs": 0, "orient": "nodes", "bv": 32, "warps": 4, "prefetch": True},

@@ -47,6 +47,7 @@ GOLDENS: dict[str, Golden] = {
     "verify_fused_raw_fast_pending": _golden("fused", {"bv": 16}, pending=16, **_RAW_FAST),
     "verify_prepare_raw_fast": _golden("two_stage", {"share": False}, **_RAW_FAST),
     "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),
+    "verify_prepare_raw_fast_by_dims": _golden("two_stage", {"prepare_dk": 32, "share": True}, **_RAW_FAST),
     "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
     "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=200, dv=72),
     "verify_prepare_ready_fast_inverse_pending": _golden("two_stage", {"pdl": True}, precision="fast", pending=16),
