@@ -25,3 +25,21 @@ def test_rows_do_what_their_action_says(variant: str) -> None:
     mode, dtype, seed = {"steps": ("raw", torch.float16, 2), "path": ("ready", torch.float32, 4)}[variant]
     setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), dtype, torch.float32, "lossless")
     assert check_actions(setup, seed, mode=mode, variant=VARIANTS[variant]) == {0, 1, 2, 3}
+
+
+@pytest.mark.parametrize(
+    ("family", "mode", "without", "variant"),
+    [
+        ("mamba2", "raw", ("dt_bias",), "steps"),
+        ("mamba2", "raw", ("D",), "path"),
+        ("lightning", "ready", (), "steps"),
+        ("simple_gla", "raw", (), "path"),
+        ("linear_attention", "ready", (), "steps"),
+    ],
+)
+def test_layers_of_additive_families(family: str, mode: str, without: tuple[str, ...], variant: str) -> None:
+    setup = Setup(
+        bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), torch.float32, torch.float32, "lossless"
+    )
+    options = {"mode": mode, "variant": VARIANTS[variant], "family": family, "without": without}
+    assert check_actions(setup, 2, **options) == {0, 1, 2, 3}
