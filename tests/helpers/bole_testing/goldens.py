@@ -40,6 +40,8 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3"}
 _LOOP = {"bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
+_MAMBA2 = {"family": "mamba2", "dk": 128, "dv": 64, "group": 16, "qk_l2norm": False}
+_LIGHTNING = {"family": "lightning", "group": 1, "qk_l2norm": False}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
     "verify_fused_ready_lossless": _golden("fused", {"bv": 32}),
@@ -57,6 +59,14 @@ GOLDENS: dict[str, Golden] = {
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),
     "commit_steps_layers_ready_pending": _golden("steps", {}, 1, pending=16),
+    "verify_fused_mamba2_raw_fast": _golden("fused", {"bv": 32}, **_MAMBA2, **_RAW_FAST),
+    "verify_prepare_mamba2_ready_blocks": _golden("two_stage", _BLOCKS, nodes=32, **{**_MAMBA2, "group": 2}),
+    "verify_readout_lightning_ready_pending": _golden("two_stage", {"programs": 0}, 1, pending=16, **_LIGHTNING),
+    "verify_chunked_linear_attention_ready": _golden(
+        "chunked", {}, nodes=128, family="linear_attention", qk_l2norm=False
+    ),
+    "commit_mamba2_layers_raw_pending": _golden("path", {}, 1, pending=16, gate_mode="raw", **_MAMBA2),
+    "commit_steps_lightning_ready_pending": _golden("steps", {}, pending=16, **_LIGHTNING),
     "tree_conv_silu": _conv_golden("gather"),
     "tree_conv_bias_dynamic_pending": _conv_golden(
         "gather", width=3, length=3, state_dtype="fp32", bias=True, silu=False, dynamic=True, pending=16

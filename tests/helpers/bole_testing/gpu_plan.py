@@ -18,6 +18,7 @@ from bole_testing.captured import StaticRounds
 from bole_testing.cases import ALL, Case
 from bole_testing.cases.base import Inputs, Setup, dense_tree, make_inputs, random_parents
 from bole_testing.cases.draws import Draw, run_draw
+from bole_testing.families import run_family_draw
 from bole_testing.pins import Pin, pin, pinned_setup
 
 BF16, FP16, FP32 = torch.bfloat16, torch.float16, torch.float32
@@ -155,6 +156,45 @@ VARIANTS: tuple[VariantEntry, ...] = (
 
 
 @dataclass(frozen=True)
+class FamilyEntry:
+    """A family other than Gated DeltaNet, on a configuration."""
+
+    family: str
+    entry: VariantEntry
+
+    def __str__(self) -> str:
+        return f"{self.family}-{self.entry.draw.mode}-{self.entry}"
+
+    def run(self, setup: Setup) -> None:
+        """Verify and commit its problem and compare both with the float64 recurrence."""
+        run_family_draw(setup, self.family, self.entry.draw)
+
+
+_SSD = {"dims": (128, 64), "heads": (1, 16)}
+_STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
+FAMILIES: tuple[FamilyEntry, ...] = (
+    FamilyEntry("mamba2", _entry(pin("fused", commit=_STEPS), **_SSD)),
+    FamilyEntry(
+        "mamba2", _entry(pin("fused", bv=32, commit=_PATH), "fast", nodes=33, **_SSD, packed=True, capture=True)
+    ),
+    FamilyEntry(
+        "mamba2", _entry(pin("two_stage", orient="state"), "fast", nodes=30, dims=(128, 80), types=(BF16, BF16))
+    ),
+    FamilyEntry("mamba2", _entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
+    FamilyEntry("mamba2", _entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
+    FamilyEntry("lightning", _entry(pin("fused", commit=_STEPS), mode="ready")),
+    FamilyEntry(
+        "lightning", _entry(pin("two_stage", programs=128, bv=64, commit=_PATH), "fast", mode="ready", pending=16)
+    ),
+    FamilyEntry("lightning", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, mode="ready")),
+    FamilyEntry("retention", _entry(pin("two_stage", orient="nodes"), nodes=16, dims=(128, 256), mode="ready")),
+    FamilyEntry("simple_gla", _entry(pin("fused", orient="state", bv=32), nodes=20, dims=ODD, pending=5, capture=True)),
+    FamilyEntry("simple_gla", _entry(pin("two_stage", prepare_dk=32), "fast", types=(FP16, FP16))),
+    FamilyEntry("linear_attention", _entry(pin("fused", bv=64), "fast", nodes=60, mode="ready", types=(FP32, FP32))),
+)
+
+
+@dataclass(frozen=True)
 class RandomClass:
     """Random problems that share kernels."""
 
@@ -233,6 +273,8 @@ def bodies(device: torch.device | str, limits: GpuLimits) -> Iterator[tuple[str,
         yield f"{case.name} {setting}", lambda c=case, s=setting: c.body(s.setup(device, limits))
     for entry in VARIANTS:
         yield str(entry), lambda e=entry: run_draw(e.setting.setup(device, limits), e.draw)
+    for family in FAMILIES:
+        yield str(family), lambda e=family: e.run(e.entry.setting.setup(device, limits))
     for kind in RANDOM:
         for packed in (False, True):
             yield str(kind), lambda k=kind, p=packed: run_draw(k.setting.setup(device, limits), k.draw(p))
