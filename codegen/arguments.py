@@ -53,6 +53,8 @@ class Effort:
 MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(22, 3, 3), "thorough": Effort(150, 99, 6)}
 #: The model's time is free, so every bucket is searched; compiling is what takes long.
 OFFLINE_EFFORTS = {"quick": Effort(5, 99, 1), "normal": Effort(8, 99, 2), "thorough": Effort(60, 99, 3)}
+#: What an explicit geometry is of, and whose models are searched, without ``--families``.
+DEFAULT_FAMILY = "gdn"
 #: Seconds an offline search takes unless told otherwise.
 OFFLINE_BUDGET = 100.0
 
@@ -97,7 +99,10 @@ def make_parser() -> argparse.ArgumentParser:
         what.add_argument(f"--{name}", type=int, metavar="N", help=f"explicit geometry: {doc}")
     buckets = parser.add_argument_group("buckets (comma-separated lists)")
     buckets.add_argument(
-        "--families", type=_words(*KERNEL_FAMILIES), metavar="LIST", help=f"of {', '.join(KERNEL_FAMILIES)}"
+        "--families",
+        type=_words(*KERNEL_FAMILIES),
+        metavar="LIST",
+        help=f"of {', '.join(KERNEL_FAMILIES)}; default, the models', else {DEFAULT_FAMILY}",
     )
     buckets.add_argument("--ops", type=_words(*OPS), default=list(OPS), metavar="LIST", help="verify,commit")
     buckets.add_argument("--nodes", type=numbers, default=[16, 32, 64], metavar="LIST", help="default 16,32,64")
@@ -177,7 +182,7 @@ def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometr
     """Return (family, state type, geometry) of everything asked for."""
     explicit = {name: getattr(args, name) for name in ("hk", "hv", "dk", "dv")}
     found: list[tuple[str, str | None, Geometry]] = []
-    families = args.families or list(KERNEL_FAMILIES)
+    families = args.families or [DEFAULT_FAMILY]
     if any(v is not None for v in explicit.values()):
         missing = [f"--{name}" for name, v in explicit.items() if v is None]
         if missing:
@@ -197,7 +202,7 @@ def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometr
                     f"{preset.name} cannot be searched: its family {preset.family} has no generated kernels; "
                     f"those that do: {', '.join(KERNEL_FAMILIES)}"
                 )
-            if preset.family not in families:
+            if preset.family not in (args.families or KERNEL_FAMILIES):
                 raise UsageError(f"{preset.name} is {preset.family}, which --families leaves out")
         shard = preset.shard(args.tp)
         geometry = Geometry(shard.hk, shard.hv, shard.dk, shard.dv, preset.name)
@@ -220,7 +225,8 @@ def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
                 families=[family],
                 in_dtypes=args.dtype,
                 state_dtypes=args.state_dtype or [state_dtype or "fp32"],
-                gate_modes=args.gates,
+                # A family without raw gates is given ready ones whatever was asked for.
+                gate_modes=[m for m in args.gates if m in get_family(family).modes] or ["ready"],
                 precisions=args.precision,
                 nodes=args.nodes,
                 batches=args.batch,

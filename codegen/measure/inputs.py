@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
@@ -12,6 +13,7 @@ from torch import Tensor
 
 from bole_codegen.measure.traffic import Workload
 from bole_codegen.measure.trees import make_parents, tree_depth
+from bole_runtime.families import get_family
 from bole_runtime.kernels.problem import Problem
 
 TORCH_DTYPES: dict[str, torch.dtype] = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
@@ -25,9 +27,9 @@ class LayerInputs:
         q: ``[B, N, HK, dk]``, not normalised.
         k: ``[B, N, HK, dk]``, not normalised.
         v: ``[B, N, HV, dv]``.
-        raw: the model's gate inputs: ``a``, ``b`` ``[B, N, HV]`` in the input dtype, ``A_log`` and ``dt_bias`` ``[HV]``
-            in fp32.
-        ready: the equal ``g``, ``beta`` ``[B, N, HV]`` fp32, rounded once from fp64.
+        raw: the model's gate inputs: per node, such as ``a`` and ``b`` ``[B, N, HV]``, in the input dtype, parameters
+            such as ``A_log`` and ``dt_bias`` ``[HV]`` in fp32. Empty for a family without any.
+        ready: the equal ready gates, such as ``g`` and ``beta`` ``[B, N, HV]``, fp32, rounded once from fp64.
         state: pool ``[slots, HV, dv, dk]``.
     """
 
@@ -82,6 +84,37 @@ def ready_gates(raw: dict[str, Tensor], beta_scale: float = 1.0) -> dict[str, Te
     return {"g": g.float(), "beta": (beta_scale * torch.sigmoid(b)).float()}
 
 
+def _family_gates(
+    work: Workload, normal: Callable[..., Tensor], uniform: Callable[..., Tensor]
+) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
+    """Draw raw and equal ready gates of a family other than Gated DeltaNet, from its declaration."""
+    spec, dtype, lead = get_family(work.family), TORCH_DTYPES[work.in_dtype], (work.batch, work.nodes)
+    raw: dict[str, Tensor] = {}
+    ready: dict[str, Tensor] = {}
+    if "raw" in spec.modes:
+        for i in (*spec.node_gates("raw"), *spec.parameters("raw")):
+            raw[i.name] = (
+                normal(*lead, work.hv).to(dtype) if i.shape[0] == "node" else _parameter(i.name, work.hv, uniform)
+            )
+        options = {i.name: i.default or 0.0 for i in spec.options("raw")}
+        ready = {name: t.float() for name, t in spec.make_ready["raw"](raw, options).items()}
+        return raw, {**ready, **{i.name: raw[i.name] for i in spec.parameters("ready")}}
+    for i in (*spec.node_gates("ready"), *spec.parameters("ready")):
+        shape = (*lead, work.hv) if i.shape[0] == "node" else (work.hv,)
+        ready[i.name] = -uniform(*shape) if i.role == "log_decay" else uniform(*shape)
+    return raw, ready
+
+
+def _parameter(name: str, heads: int, uniform: Callable[..., Tensor]) -> Tensor:
+    """Draw a parameter as trained models have it; see :func:`make_layer_inputs`."""
+    if name == "A_log":
+        return torch.log(uniform(heads) * 16 + 1e-3)
+    if name == "dt_bias":
+        dt = torch.exp(uniform(heads) * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
+        return dt + torch.log(-torch.expm1(-dt))
+    return uniform(heads)
+
+
 def make_layer_inputs(
     work: Workload, slots: int, generator: torch.Generator, device: torch.device | str
 ) -> LayerInputs:
@@ -102,19 +135,23 @@ def make_layer_inputs(
     q = normal(b, n, work.hk, work.dk).to(dtype)
     k = normal(b, n, work.hk, work.dk).to(dtype)
     v = normal(b, n, work.hv, work.dv).to(dtype)
-    dt = torch.exp(uniform(work.hv) * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
-    raw = {
-        "a": normal(b, n, work.hv).to(dtype),
-        "b": normal(b, n, work.hv).to(dtype),
-        "A_log": torch.log(uniform(work.hv) * 16 + 1e-3),
-        # Inverse of softplus, so that softplus(dt_bias) = dt.
-        "dt_bias": dt + torch.log(-torch.expm1(-dt)),
-    }
+    if work.family == "gdn":
+        dt = torch.exp(uniform(work.hv) * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
+        raw = {
+            "a": normal(b, n, work.hv).to(dtype),
+            "b": normal(b, n, work.hv).to(dtype),
+            "A_log": torch.log(uniform(work.hv) * 16 + 1e-3),
+            # Inverse of softplus, so that softplus(dt_bias) = dt.
+            "dt_bias": dt + torch.log(-torch.expm1(-dt)),
+        }
+        ready = ready_gates(raw)
+    else:
+        raw, ready = _family_gates(work, normal, uniform)
     state = torch.empty((slots, work.hv, work.dv, work.dk), dtype=TORCH_DTYPES[work.state_dtype], device=device)
     # Slot by slot: a fp32 copy of a whole bf16 pool would double the peak memory.
     for s in range(slots):
         state[s] = normal(work.hv, work.dv, work.dk).to(state.dtype)
-    return LayerInputs(q, k, v, raw, ready_gates(raw), state)
+    return LayerInputs(q, k, v, raw, ready, state)
 
 
 def make_verify_inputs(
@@ -168,6 +205,7 @@ def make_verify_inputs(
         state_dtype=problem.state_dtype,
         out_dtype=out_dtype or problem.in_dtype,
         gate_mode=problem.gate_mode,
+        family=problem.family,
     )
     parents = make_parents(shape, batch, nodes, seed)
     generator = torch.Generator(device=device).manual_seed(seed)

@@ -9,6 +9,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from bole_runtime.families import get_family
+
 ITEMSIZE: dict[str, int] = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}
 
 
@@ -30,11 +32,12 @@ class Workload:
         hv: value heads.
         dk: key head dimension.
         dv: value head dimension.
-        in_dtype: element type of q, k, v and of the raw gates a, b.
+        in_dtype: element type of q, k, v and of raw gates.
         state_dtype: element type of the state pool.
         out_dtype: element type of the output.
-        gate_mode: ``raw`` (a, b in ``in_dtype``) or ``ready`` (g, beta in fp32).
+        gate_mode: ``raw`` (gates in ``in_dtype``) or ``ready`` (in fp32).
         pending: accepted tokens of the pending chain that every request carries.
+        family: name of the recurrence family.
     """
 
     batch: int
@@ -48,6 +51,7 @@ class Workload:
     out_dtype: str = "bf16"
     gate_mode: str = "raw"
     pending: int = 0
+    family: str = "gdn"
 
     @property
     def state_bytes(self) -> int:
@@ -56,13 +60,19 @@ class Workload:
 
     @property
     def gate_bytes_per_node(self) -> int:
-        """Bytes of the two gate inputs of one node."""
-        return 2 * self.hv * (_size(self.in_dtype) if self.gate_mode == "raw" else 4)
+        """Bytes of the gate inputs of one node."""
+        gates = len(get_family(self.family).node_gates(self.gate_mode))
+        return gates * self.hv * (_size(self.in_dtype) if self.gate_mode == "raw" else 4)
+
+    @property
+    def ready_bytes_per_node(self) -> int:
+        """Bytes of the ready gates of one node, in fp32."""
+        return 4 * len(get_family(self.family).node_gates("ready")) * self.hv
 
     @property
     def factor_bytes_per_node(self) -> int:
-        """Bytes of one node's state factors when captured: k, v as given, g and beta in fp32."""
-        return (self.hk * self.dk + self.hv * self.dv) * _size(self.in_dtype) + 2 * self.hv * 4
+        """Bytes of one node's state factors when captured: k, v as given, ready gates in fp32."""
+        return (self.hk * self.dk + self.hv * self.dv) * _size(self.in_dtype) + self.ready_bytes_per_node
 
     @property
     def snapshot_bytes(self) -> int:
@@ -106,19 +116,23 @@ def verify_traffic(work: Workload, captured: bool = False) -> Traffic:
     """Bytes and operations of one verify.
 
     State read once, q, k, v and gates read once, output written once, and the factors written once if ``captured``.
-    Operations: the two products with the state, both Gram matrices (a key head each), the solve and the readout.
+    Operations: the two products with the state, both Gram matrices (a key head each), the solve and the readout; of an
+    additive family one product with the state, one Gram matrix and the readout.
     """
     w, n, size = work, work.nodes, _size(work.in_dtype)
     tokens = w.batch * n
     per_node = (2 * w.hk * w.dk + w.hv * w.dv) * size + w.gate_bytes_per_node
     # A pending token has no output and no query, only k, v and gates.
     pending = w.batch * w.pending * ((w.hk * w.dk + w.hv * w.dv) * size + w.gate_bytes_per_node)
-    constants = 2 * w.hv * 4 if w.gate_mode == "raw" else 0
+    spec = get_family(w.family)
+    constants = len(spec.parameters(w.gate_mode)) * w.hv * 4
     m = n + w.pending
+    # Rows that are erased from meet the state, the keys and the pseudo-values.
+    erased = m if spec.erase != "none" else 0
     flops = (
-        2 * w.batch * w.hv * (m + n) * w.dk * w.dv
-        + 2 * w.batch * w.hk * (m * m + n * m) * w.dk
-        + 2 * w.batch * w.hv * (m * m // 2 + n * m) * w.dv
+        2 * w.batch * w.hv * (erased + n) * w.dk * w.dv
+        + 2 * w.batch * w.hk * (erased * m + n * m) * w.dk
+        + 2 * w.batch * w.hv * (erased * m // 2 + n * m) * w.dv
     )
     return Traffic(
         state_read=w.state_bytes,
@@ -144,7 +158,7 @@ def commit_traffic(work: Workload, accepted: int | Sequence[int], captured: bool
     live = [c for c in counts if c > 0]
     tokens = sum(c + work.pending for c in live)
     state = work.state_bytes // max(1, work.batch) * len(live)
-    gates = 8 * work.hv if captured else work.gate_bytes_per_node
+    gates = work.ready_bytes_per_node if captured else work.gate_bytes_per_node
     per_node = (work.hk * work.dk + work.hv * work.dv) * _size(work.in_dtype) + gates
     return Traffic(
         state_read=state,
@@ -152,5 +166,5 @@ def commit_traffic(work: Workload, accepted: int | Sequence[int], captured: bool
         inputs=tokens * per_node,
         outputs=0,
         factors=0,
-        flops=6 * tokens * work.hv * work.dk * work.dv,
+        flops=(6 if get_family(work.family).erase != "none" else 4) * tokens * work.hv * work.dk * work.dv,
     )

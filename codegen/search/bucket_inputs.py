@@ -50,6 +50,7 @@ def workload(target: Target) -> Workload:
         state_dtype=p.state_dtype,
         out_dtype=p.in_dtype,
         gate_mode=p.gate_mode,
+        family=p.family,
     )
 
 
@@ -254,6 +255,7 @@ def open_bucket(target: Target, layers: int, seed: int, device: torch.device | s
             qk_l2norm=spec.qk_l2norm,
             tree=tree,
             pending=pending,
+            options={i.name: i.default or 0.0 for i in spec.options(problem.gate_mode) if i.name != "beta_scale"},
         )
         for part in (() if verify else inputs.layers)
     ]

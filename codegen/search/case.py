@@ -137,12 +137,13 @@ def make_pending(problem: Problem, hk: int, hv: int, slots: int, like: Tensor, s
         return torch.randn(shape, generator=generator, device=like.device)
 
     # A ring holds ready gates in every gate mode.
-    gates = {n: normal(slots, cap, hv) for n in (i.name for i in get_family(problem.family).node_gates("ready"))}
-    for name, tensor in gates.items():
-        if name == "g":
-            tensor.abs_().neg_()
-        elif name == "beta":
-            tensor.sigmoid_()
+    ready = get_family(problem.family).node_gates("ready")
+    gates = {i.name: normal(slots, cap, hv) for i in ready}
+    for i in ready:
+        if i.role == "log_decay":
+            gates[i.name].abs_().neg_()
+        elif i.role == "write_gate":
+            gates[i.name].sigmoid_()
 
     def integers(low: int, high: int) -> Tensor:
         return torch.randint(low, high, (slots,), generator=generator, device=like.device, dtype=torch.int32)

@@ -122,6 +122,14 @@ def test_without_a_model_every_shipped_geometry_is_searched() -> None:
     assert {(t.problem.dk, t.problem.dv) for t in targets} >= {(128, 128), (96, 256), (128, 256)}
 
 
+def test_families_without_raw_gates_are_given_ready_ones() -> None:
+    words = (
+        "--families lightning,mamba2 --hk 2 --hv 4 --dk 64 --dv 64 --nodes 16 --batch 4 --precision fast --ops verify"
+    )
+    problems = [t.problem for t in targets_of(make_parser().parse_args(words.split()))]
+    assert [(p.family, p.gate_mode) for p in problems] == [("lightning", "ready"), ("mamba2", "raw")]
+
+
 def test_effort_and_budget() -> None:
     def options(line: str) -> Any:
         return options_of(make_parser().parse_args(line.split()))

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from bole_codegen.measure import input_bytes_per_layer, make_verify_inputs, ready_gates
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import Problem
 
 PROBLEM = Problem("verify", "gdn", 16, 8, 2, "bf16", "fp32", "raw", "fast", 16, 8, 0, 8)
@@ -101,3 +102,17 @@ def test_memory_estimate_covers_what_is_allocated() -> None:
     tensors = [layer.q, layer.k, layer.v, layer.state, *layer.raw.values(), *layer.ready.values()]
     used = sum(t.numel() * t.element_size() for t in tensors)
     assert used <= input_bytes_per_layer(x.workload) + 64
+
+
+@pytest.mark.parametrize("family", [name for name in KERNEL_FAMILIES if name != "gdn"])
+def test_gates_of_other_families_are_those_of_their_declaration(family: str) -> None:
+    spec = get_family(family)
+    mode = spec.modes[-1]
+    layer = draw(PROBLEM.replace(family=family, gate_mode=mode)).layers[0]
+    for m in spec.modes:
+        assert layer.gates(m).keys() == {i.name for i in spec.gates(m) if i.shape}
+    if mode == "raw":
+        options = {i.name: i.default for i in spec.options("raw")}
+        for name, gate in spec.make_ready["raw"](layer.raw, options).items():
+            assert torch.equal(layer.ready[name], gate.float())
+    assert all(bool((layer.ready[i.name] <= 0).all()) for i in spec.gates("ready") if i.role == "log_decay")

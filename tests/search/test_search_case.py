@@ -14,6 +14,7 @@ from bole_codegen.search.bucket_inputs import layer_count, open_bucket
 from bole_codegen.search.case import GUARD, CheckCase, Guarded, bound
 from bole_codegen.search.results import CandidateError
 from bole_codegen.search.targets import Geometry, make_targets
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import Problem
 
 VERIFY = Problem("verify", "gdn", 32, 48, 2, "bf16", "fp32", "raw", "fast", 16, 16, 0, 1)
@@ -27,6 +28,20 @@ COMMIT = VERIFY.replace(op="commit", precision="lossless")
 def test_a_right_kernel_passes(op: str, state_dtype: str, gate_mode: str, pending: int) -> None:
     problem = VERIFY.replace(op=op, state_dtype=state_dtype, gate_mode=gate_mode, pending=pending, precision="lossless")
     assert CheckCase(problem, "cpu", 3).run(None) <= bound(problem)
+
+
+@pytest.mark.parametrize("op", ["verify", "commit"])
+@pytest.mark.parametrize("family", [name for name in KERNEL_FAMILIES if name != "gdn"])
+def test_a_right_kernel_of_another_family_passes(family: str, op: str) -> None:
+    mode = get_family(family).modes[-1]
+    problem = VERIFY.replace(op=op, family=family, gate_mode=mode, pending=16, precision="lossless", qk_l2norm=False)
+    assert CheckCase(problem, "cpu", 3).run(None) <= bound(problem)
+    (target,) = make_targets(
+        [Geometry(2, 4, 16, 16)], ops=[op], families=[family], in_dtypes=["bf16"], state_dtypes=["fp32"],
+        gate_modes=[mode], precisions=["lossless"], nodes=[16], batches=[2], pendings=[0],
+    )  # fmt: skip
+    inputs = open_bucket(target, 1, 0, "cpu")
+    assert inputs.spot_check(None) <= bound(target.problem)
 
 
 def _verify_that(corrupt: Callable[[Any, int], None], monkeypatch: pytest.MonkeyPatch) -> CheckCase:

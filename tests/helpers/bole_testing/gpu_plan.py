@@ -175,7 +175,7 @@ _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", _entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
-        "mamba2", _entry(pin("fused", bv=32, commit=_PATH), "fast", nodes=33, **_SSD, packed=True, capture=True)
+        "mamba2", _entry(pin("fused", bv=64, commit=_PATH), "fast", nodes=33, **_SSD, packed=True, capture=True)
     ),
     FamilyEntry(
         "mamba2", _entry(pin("two_stage", orient="state"), "fast", nodes=30, dims=(128, 80), types=(BF16, BF16))
