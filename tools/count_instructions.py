@@ -11,9 +11,7 @@ from __future__ import annotations
 
 import argparse
 import re
-import subprocess
 import sys
-import tempfile
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
@@ -22,7 +20,7 @@ from tabulate import tabulate
 from verify_bench.candidates import parse_config
 
 from bole_codegen.compile import compile_offline
-from bole_codegen.compile.offline import _cuobjdump
+from bole_codegen.compile.offline import machine_code
 from bole_codegen.render import render
 from bole_runtime import gpus
 from bole_runtime.kernels import default_config
@@ -33,11 +31,7 @@ _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/", re.MULTILINE)
 
 def instructions(cubin: bytes) -> int:
     """Return the number of machine instructions of a kernel."""
-    with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
-        file.write(cubin)
-        file.flush()
-        sass = subprocess.run([_cuobjdump(), "--dump-sass", file.name], capture_output=True, text=True, check=True)
-    return len(_INSTRUCTION.findall(sass.stdout))
+    return len(_INSTRUCTION.findall(machine_code(cubin)))
 
 
 def main(argv: list[str] | None = None) -> int:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bole_codegen.compile.machine_code import faults
 from bole_codegen.render import RenderedKernel
 from bole_runtime.kernels.arguments import Argument, gate_tensors, usual_gate_dtypes
 from bole_runtime.kernels.loader import import_kernel
@@ -166,16 +167,32 @@ def _cuobjdump() -> str:
     return str(Path(triton.__file__).parent / "backends" / "nvidia" / "bin" / "cuobjdump")
 
 
-def _usage(cubin: bytes) -> tuple[int, int]:
+def _dump(cubin: bytes, what: str) -> str:
     with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
         file.write(cubin)
         file.flush()
         done = subprocess.run(
-            [_cuobjdump(), "--dump-resource-usage", file.name], capture_output=True, text=True, check=False, timeout=60
+            [_cuobjdump(), f"--dump-{what}", file.name], capture_output=True, text=True, check=False, timeout=60
         )
-    found = _USAGE.search(done.stdout)
+    if not done.stdout:
+        raise CompileError(f"cuobjdump reports no {what}: {done.stderr.strip()[:200]}")
+    return done.stdout
+
+
+def machine_code(cubin: bytes) -> str:
+    """Return the machine code of a kernel as text.
+
+    Raises:
+        CompileError: it cannot be read.
+    """
+    return _dump(cubin, "sass")
+
+
+def _usage(cubin: bytes) -> tuple[int, int]:
+    usage = _dump(cubin, "resource-usage")
+    found = _USAGE.search(usage)
     if found is None:
-        raise CompileError(f"cuobjdump reports no resource usage: {(done.stderr or done.stdout).strip()[:200]}")
+        raise CompileError(f"cuobjdump reports no resource usage: {usage.strip()[:200]}")
     return int(found[1]), int(found[2])
 
 
@@ -191,7 +208,8 @@ def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuL
         What the kernel takes.
 
     Raises:
-        CompileError: it does not compile or takes more shared memory than the target has.
+        CompileError: it does not compile, takes more shared memory than the target has, or is miscompiled as
+            :mod:`bole_codegen.compile.machine_code` can tell.
     """
     started = time.perf_counter()
     try:
@@ -202,6 +220,9 @@ def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuL
     if shared > gpu.smem_per_block:
         raise CompileError(f"takes {shared} bytes of shared memory, a block has {gpu.smem_per_block}")
     registers, local = _usage(compiled.asm["cubin"])
+    wrong = faults(machine_code(compiled.asm["cubin"]))
+    if wrong:
+        raise CompileError(f"miscompiled by ptxas: {wrong[0]}")
     return Resources(
         registers, local, shared, 32 * rendered.plan.num_warps, time.perf_counter() - started, compiled.asm["cubin"]
     )

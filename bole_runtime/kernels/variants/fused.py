@@ -22,13 +22,12 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
-    if c.narrow_product(problem, config):
-        return c.NARROW_PRODUCT
     if config["stack"] and problem.pending:
         return "k rows of two segments are not stacked with q rows"
     if config["stack"] and not c.erases(problem):
         return "k rows of an additive family do not meet the state"
-    return c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
+    reason = c.check_compiler(problem, config, narrow=True)
+    return reason or c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:

@@ -64,9 +64,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
-    if config["programs"] and c.narrow_product(problem, config):
-        return c.NARROW_PRODUCT
-    return c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
+    reason = c.check_compiler(problem, config, narrow=config["programs"] > 0)
+    return reason or c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
 
 
 def _check_shared(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:

@@ -126,7 +126,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
     _entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
     _entry(pin("two_stage", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),
-    _entry(pin("two_stage", prepare_dk=32, bv=64), "fast", nodes=64, packed=True, capture=True),
+    _entry(pin("two_stage", prepare_dk=32, bv=64), "fast", nodes=64, capture=True),
     _entry(pin("two_stage", prepare_dk=64, share=True, bv=64), nodes=16, pending=16, capture=True),
     _entry(pin("two_stage", prepare_dk=32, bv=32), nodes=16, dims=ODD, heads=(1, 3), types=(FP32, FP32), mode="ready"),
     _entry(pin("two_stage", row_block=64, prepare_warps=8, solve="fp16x2"), nodes=64),
