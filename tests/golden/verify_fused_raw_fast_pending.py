@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 16
-# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=fp16, warps=4, prefetch=True, stack=False)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -18,7 +18,6 @@ MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
 BV = tl.constexpr(16)  # value columns of a program
 BK = tl.constexpr(128)  # key dims read at a time
-LEVELS = tl.constexpr(5)  # doublings from 1 to the size of a solved block
 
 
 @triton.jit
@@ -142,57 +141,34 @@ def path_sums(products, mask, g):
 
 
 @triton.jit
-def tf32_high(x):
-    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
-    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, rounded, x)
-
-
-@triton.jit
-def tf32_product(x, y):
-    """x y of operands rounded to tf32, fp32."""
-    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+def half(x):
+    """A solve's operand in fp16. Products of normalised rows and what solves make of them are in its range."""
+    return x.to(tl.float16)
 
 
 @triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tf32_product(x, y)
+    return tl.dot(half(x), half(y))
 
 
 @triton.jit
-def diagonal_inverses(a, BLOCKS: tl.constexpr):
-    """(I + d)^-1 of the 16 x 16 diagonal blocks d of a, as a block diagonal matrix, fp32.
+def solve(p, a, steps, largest):
+    """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
-    The blocks are inverted side by side, [BLOCKS, 16, 16], which is a fraction of the work of whole matrices.
+    A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
+    substitution, all columns of a depth at a time. Until then it holds partial sums, which can be large.
     """
-    p = tl.arange(0, BLOCKS)
-    i = tl.arange(0, 16)[None, :, None]
-    j = tl.arange(0, 16)[None, None, :]
-    same = (p[:, None] == p[None, :])[:, None, :, None]
-    d = tl.sum(tl.where(same, tl.reshape(a, (BLOCKS, 16, BLOCKS, 16)), 0.0), axis=2)
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), d, 0.0)
-    for level in tl.static_range(1, 4):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), d, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
-    return tl.reshape(tl.where(same, x[:, :, None, :], 0.0), (BLOCKS * 16, BLOCKS * 16))
-
-
-@triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
-
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
-    """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = diagonal_inverses(a, SIZE // 16)
-    for level in tl.static_range(4, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
+    a = -a
+    a_high = half(a)
+    x = p
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
+    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    for _ in range(0, small):
+        x = tl.dot(half(x), a_high, p)
+    for _ in range(small, steps):
+        cut = tl.minimum(tl.maximum(x, -60000.0), 60000.0)
+        x = tl.dot(half(cut), a_high, p)
     return x
 
 
@@ -230,7 +206,7 @@ def state_product(x, s, acc):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_8edfad50(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_0c3750be(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -339,6 +315,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_8edfad50(
     second_gate = load_wide(b_rows + node * stride_bn, is_node)
     a_log = tl.load(a_log_ptr + h)
     dt_bias = tl.load(dt_bias_ptr + h)
+    depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node, mask=is_node, other=0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
         stride_vn, node, is_node, tile * BV, DV, BV,
@@ -416,10 +393,11 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_8edfad50(
     erase = erase * k_norm[:, None] * k_norm[None, :]
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
+    steps = tl.minimum(tl.max(depths, axis=0) + plength, ROWS - 1)
     total = path_sums(products, mask, g)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve_product(products, unit_lower_inverse(erase * beta[:, None], ROWS))
+    mix = solve(products, erase * beta[:, None], steps, tl.max(tl.abs(beta), axis=0))
     mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm

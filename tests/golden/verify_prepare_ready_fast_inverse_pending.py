@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: solve=tf32 row_block=32 prepare_dk=0 share=False mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 row_block=32 prepare_dk=0 share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=2 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -16,7 +16,6 @@ EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 ROWS = tl.constexpr(32)  # pending tokens and nodes of a request
 C = tl.constexpr(32)  # rows of a block
-LEVELS = tl.constexpr(5)  # doublings from 1 to the size of a solved block
 
 
 @triton.jit
@@ -126,57 +125,34 @@ def path_sums(products, mask, g):
 
 
 @triton.jit
-def tf32_high(x):
-    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
-    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, rounded, x)
-
-
-@triton.jit
-def tf32_product(x, y):
-    """x y of operands rounded to tf32, fp32."""
-    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+def half(x):
+    """A solve's operand in fp16. Products of normalised rows and what solves make of them are in its range."""
+    return x.to(tl.float16)
 
 
 @triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tf32_product(x, y)
+    return tl.dot(half(x), half(y))
 
 
 @triton.jit
-def diagonal_inverses(a, BLOCKS: tl.constexpr):
-    """(I + d)^-1 of the 16 x 16 diagonal blocks d of a, as a block diagonal matrix, fp32.
+def solve(p, a, steps, largest):
+    """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
-    The blocks are inverted side by side, [BLOCKS, 16, 16], which is a fraction of the work of whole matrices.
+    A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
+    substitution, all columns of a depth at a time. Until then it holds partial sums, which can be large.
     """
-    p = tl.arange(0, BLOCKS)
-    i = tl.arange(0, 16)[None, :, None]
-    j = tl.arange(0, 16)[None, None, :]
-    same = (p[:, None] == p[None, :])[:, None, :, None]
-    d = tl.sum(tl.where(same, tl.reshape(a, (BLOCKS, 16, BLOCKS, 16)), 0.0), axis=2)
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), d, 0.0)
-    for level in tl.static_range(1, 4):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), d, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
-    return tl.reshape(tl.where(same, x[:, :, None, :], 0.0), (BLOCKS * 16, BLOCKS * 16))
-
-
-@triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
-
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
-    """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = diagonal_inverses(a, SIZE // 16)
-    for level in tl.static_range(4, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
+    a = -a
+    a_high = half(a)
+    x = p
+    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
+    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    for _ in range(0, small):
+        x = tl.dot(half(x), a_high, p)
+    for _ in range(small, steps):
+        cut = tl.minimum(tl.maximum(x, -60000.0), 60000.0)
+        x = tl.dot(half(cut), a_high, p)
     return x
 
 
@@ -201,7 +177,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_14c9d864(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_5a7d698e(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -318,6 +294,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_14c9d864(
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
     first_gate0 = load_wide(g_rows + node_i * stride_gn, is_node_i)
     second_gate0 = load_wide(beta_rows + node_i * stride_betan, is_node_i)
+    depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node_i, mask=is_node_i, other=0)
     k_i = load_rows(
         k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
         stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
@@ -361,6 +338,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_14c9d864(
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows_i[:, None] != rows_i[None, :]), erase, 0.0)
+    steps = tl.minimum(tl.max(depths, axis=0) + plength, ROWS - 1)
     g_i = narrow(first_gate0).to(tl.float32)
     beta_i = narrow(second_gate0).to(tl.float32)
     pending_gates = kept * stride_pgs + ring_i * stride_pgn + h0
@@ -375,7 +353,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_fast_n16p16_14c9d864(
     total = path_sums(products, mask, g_i)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve_product(products, unit_lower_inverse(erase * beta_i[:, None], C))
+    mix = solve(products, erase * beta_i[:, None], steps, tl.max(tl.abs(beta_i), axis=0))
     mix = mix * decay * (scale * beta_i)[None, :]
     mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (head_base + 0) * (ROWS * ROWS) + lane[:, None] * ROWS + lane[None, :]
     tl.store(mix_ptrs, mix.to(tl.bfloat16))

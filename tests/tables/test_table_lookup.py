@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import subprocess
 import sys
 import warnings
@@ -167,6 +168,9 @@ def test_the_users_tables_come_first_but_a_nearer_bucket_wins(tmp_path: Path) ->
 def test_the_environment_puts_a_users_tables_in_front(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     fakes.write(tmp_path, fakes.entry(P, bv(16)))
     monkeypatch.setenv("BOLE_TUNED_DIR", str(tmp_path))
+    # The variants here are not those of the package's tables.
+    find = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bole_tuned" else find(name))
     dispatcher = Dispatcher(variants=fakes.variants, gpus=fakes.gpus, default=fakes._default, triton="3.6.0")
     assert quiet(dispatcher, P).config["BV"] == 16
 

@@ -90,9 +90,11 @@ def erases(problem: Problem) -> bool:
 
 
 def default_solve(problem: Problem) -> str:
-    """Return how a block of all rows is solved without a measurement: by depth while trees are shallow."""
-    shallow = erases(problem) and problem.qk_l2norm and problem.depth + problem.pending <= 16
-    return solves(problem.precision, shallow)[-1]
+    """Return how a block of all rows is solved without a measurement: by depth where rows are normalised.
+
+    Measured on an H200 for 64 nodes and 8 levels: 151 us a layer against 205 (fast), 236 against 320 (lossless).
+    """
+    return solves(problem.precision, problem.qk_l2norm and erases(problem))[-1]
 
 
 def solve_context(problem: Problem, config: Config) -> dict[str, Any]:
