@@ -49,6 +49,28 @@ def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
         assert found.cubin.startswith(b"\x7fELF")
 
 
+SSD = USUAL.replace(family="mamba2", dv=64, group=16, qk_l2norm=False)
+PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
+
+
+@pytest.mark.parametrize(
+    ("name", "problem"),
+    [
+        ("fused", SSD),
+        ("two_stage", SSD.replace(precision="lossless", pending=16)),
+        ("fused", PLAIN.replace(family="lightning", pending=16)),
+        ("two_stage", PLAIN.replace(family="retention", dv=256)),
+        ("fused", PLAIN.replace(family="simple_gla", gate_mode="raw", work=32)),
+        ("steps", PLAIN.replace(family="lightning", op="commit")),
+        ("path", PLAIN.replace(family="linear_attention", op="commit")),
+    ],
+    ids=lambda x: x if isinstance(x, str) else x.family,
+)
+def test_additive_families(name: str, problem: Problem) -> None:
+    for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:
+        assert compile_offline(kernel, problem, H200).spill_bytes == 0, kernel.name
+
+
 def test_too_much_shared_memory() -> None:
     kernel = kernels("two_stage", USUAL)[1]
     small = dataclasses.replace(H200, smem_per_block=1024)
