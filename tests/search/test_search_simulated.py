@@ -136,7 +136,8 @@ def _lines(path: Path) -> int:
 def test_killed_three_times_and_resumed_equals_the_undisturbed_run(tmp_path: Path) -> None:
     journal = tmp_path / "killed"
     for i in range(3):
-        child = _start(journal, 0.02)
+        # Slow enough that a busy machine sees the thirty lines before the run is over.
+        child = _start(journal, 0.06)
         assert child.stdout is not None
         child.stdout.readline()
         before, limit = _lines(journal), time.monotonic() + 60
