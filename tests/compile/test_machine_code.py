@@ -85,7 +85,7 @@ def test_a_kernel_that_ran_wrong_is_refused_before_it_runs(monkeypatch: pytest.M
     monkeypatch.setattr(common, "narrow_product", lambda problem, config: False)
     limits = gpus.get("h200").limits()
     default = get_variant("verify", "fused").default(PROBLEM, limits)
-    (kernel,) = render(PROBLEM, get_variant("verify", "fused").config({**default.as_dict(), "bv": 32}))
+    (kernel,) = render(PROBLEM, get_variant("verify", "fused").config({**default.as_dict(), "bv": 32, "stack": False}))
     with pytest.raises(CompileError, match="miscompiled by ptxas"):
         compile_offline(kernel, PROBLEM, limits)
 

@@ -71,10 +71,13 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, summed as products of rows are.
+
+    A key and its copy then make exactly 1.
+    """
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -203,7 +206,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_48034c31(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_613ec6d0(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -367,18 +370,18 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_48034c31(
         beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
-        k_squares = squares(k)
+        k_squares = diagonal(gram(k, k))
         k_scale = row_scale(k_squares)
         k = scaled_rows(k, k_scale)
         if tl.min(k_scale, axis=0) < 1.0:
-            k_squares = squares(k)
+            k_squares = diagonal(gram(k, k))
         k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)
         mask = (lane[:, None] >= lane[None, :]) & live[:, None]
-        erase = gram(k, k) * pair_decay(mask, whole, part, whole, part) * beta[:, None]
-        erase = erase * (k_norm[:, None] * k_norm[None, :])
+        erase = gram(k, k) * k_norm[:, None] * k_norm[None, :]
+        erase = erase * pair_decay(mask, whole, part, whole, part) * beta[:, None]
         erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
         reach = tl.exp(whole + part)
         ks = state_keys(s, k)

@@ -55,6 +55,25 @@ def inverse_root(x):
 
 
 @triton.jit
+def half_residual(x, root):
+    """Half of what 1 - x root^2 is, for the rounded inverse root of x: what is missing of it, relative to it."""
+    t = x * root
+    rest = tl.fma(x, root, -t)
+    return 0.5 * (tl.fma(-t, root, 1.0) - rest * root)
+
+
+@triton.jit
+def normed(products, row_norm, row_off, col_norm, col_off):
+    """products / (lengths of rows and of columns), rounded once.
+
+    A repeated key meets itself at every node, and what its length is off by adds up.
+    """
+    norms = row_norm[:, None] * col_norm[None, :]
+    off = tl.fma(row_norm[:, None], col_norm[None, :], -norms) + norms * (row_off[:, None] + col_off[None, :])
+    return tl.fma(products, norms, products * off)
+
+
+@triton.jit
 def row_scale(squares):
     """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
     return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
@@ -67,10 +86,13 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, summed as products of rows are.
+
+    A key and its copy then make exactly 1.
+    """
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -219,7 +241,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_42c61882(
+def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_0e6347f8(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -316,18 +338,19 @@ def gdn_commit_k128v128g2_bf16_sfp32_raw_lossless_n16_42c61882(
         g, beta = gate_values(gate_a, gate_b, a_log.to(tl.float32), dt_bias.to(tl.float32), beta_scale)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
-        k_squares = squares(k)
+        k_squares = diagonal(gram(k, k))
         k_scale = row_scale(k_squares)
         k = scaled_rows(k, k_scale)
         if tl.min(k_scale, axis=0) < 1.0:
-            k_squares = squares(k)
+            k_squares = diagonal(gram(k, k))
         k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
+        k_off = half_residual(k_squares + EPS * k_scale * k_scale, k_norm)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)
         mask = (lane[:, None] >= lane[None, :]) & live[:, None]
-        erase = gram(k, k) * pair_decay(mask, whole, part, whole, part) * beta[:, None]
-        erase = erase * (k_norm[:, None] * k_norm[None, :])
+        erase = normed(gram(k, k), k_norm, k_off, k_norm, k_off)
+        erase = erase * pair_decay(mask, whole, part, whole, part) * beta[:, None]
         erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
         reach = tl.exp(whole + part)
         ks = state_keys(s, k)

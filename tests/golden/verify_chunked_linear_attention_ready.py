@@ -120,7 +120,7 @@ def state_product(x, s, acc):
 "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr",
     ],
 )
-def linear_attention_verify_chunked_k128v128g2_bf16_sfp32_ready_lossless_n128_6d62c71a(
+def linear_attention_verify_chunked_k128v128g2_bf16_sfp32_ready_lossless_n128_f6f67a31(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -188,7 +188,7 @@ def linear_attention_verify_chunked_k128v128g2_bf16_sfp32_ready_lossless_n128_6d
     lane = tl.arange(0, C)
     scratch = pid.to(tl.int64) * tl.num_programs(1) + tile
     u_base = work_ptr + scratch * (ROWS * BV)
-    sums_base = weights_ptr + scratch * (4 * ROWS)
+    sums_base = weights_ptr + scratch * (5 * ROWS)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD)
     high = s.to(tl.bfloat16)

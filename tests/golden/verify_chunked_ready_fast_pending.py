@@ -2,7 +2,7 @@
 # template: verify_chunked.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 128 pending 16
-# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=bf16, solve=tf32, warps=4)
+# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=tf32, solve=tf32, warps=4)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify chunked, fast."""
 
@@ -68,10 +68,13 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, summed as products of rows are.
+
+    A key and its copy then make exactly 1.
+    """
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -185,7 +188,7 @@ def gram(x, y):
 @triton.jit
 def mix_product(x, y, acc):
     """acc + x y for fp32 x and y."""
-    return tl.dot(x.to(tl.bfloat16), y.to(tl.bfloat16), acc)
+    return tl.dot(x, y, acc, input_precision="tf32")
 
 
 @triton.jit
@@ -206,7 +209,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_f6d06223(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_08b7ca1f(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -308,7 +311,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_f6d06223(
     lane = tl.arange(0, C)
     scratch = pid.to(tl.int64) * tl.num_programs(1) + tile
     u_base = work_ptr + scratch * (ROWS * BV)
-    sums_base = weights_ptr + scratch * (4 * ROWS)
+    sums_base = weights_ptr + scratch * (5 * ROWS)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD)
     s = s.to(tl.bfloat16)
@@ -396,17 +399,17 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_f6d06223(
             step_whole, step_part = split_gate(g_j)
             whole_i += tl.sum(tl.where(mask, step_whole[None, :], 0.0), axis=1)
             part_i += tl.sum(tl.where(mask, step_part[None, :], 0.0), axis=1)
-        k_squares_i = squares(k_i)
+        k_squares_i = diagonal(gram(k_i, k_i))
         k_scale_i = row_scale(k_squares_i)
         k_i = scaled_rows(k_i, k_scale_i)
         if tl.min(k_scale_i, axis=0) < 1.0:
-            k_squares_i = squares(k_i)
+            k_squares_i = diagonal(gram(k_i, k_i))
         k_norm_i = inverse_root(k_squares_i + EPS * k_scale_i * k_scale_i)
-        q_squares_i = squares(q_i)
+        q_squares_i = diagonal(gram(q_i, q_i))
         q_scale_i = row_scale(q_squares_i)
         q_i = scaled_rows(q_i, q_scale_i)
         if tl.min(q_scale_i, axis=0) < 1.0:
-            q_squares_i = squares(q_i)
+            q_squares_i = diagonal(gram(q_i, q_i))
         q_norm_i = inverse_root(q_squares_i + EPS * q_scale_i * q_scale_i)
         reach = tl.exp(whole_i + part_i)
         ks = tl.zeros([C, BV], dtype=tl.float32)
@@ -441,17 +444,17 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_f6d06223(
             part_j = tl.load(sums_base + ROWS + rows_j)
             decay = pair_decay(mask, whole_i, part_i, whole_j, part_j)
             k_norm_j = tl.load(sums_base + 2 * ROWS + rows_j)
-            decay = decay * k_norm_j[None, :]
-            x = mix_product(gram(k_i, k_j) * decay * (-beta_i * k_norm_i)[:, None], u_j, x)
-            o = mix_product(gram(q_i, k_j) * decay * (q_norm_i * scale)[:, None], u_j, o)
+            erase = gram(k_i, k_j) * k_norm_i[:, None] * k_norm_j[None, :]
+            x = mix_product(erase * decay * (-beta_i)[:, None], u_j, x)
+            o = mix_product(gram(q_i, k_j) * decay * k_norm_j[None, :] * (q_norm_i * scale)[:, None], u_j, o)
         mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
         mask = mask | (is_pending_i[None, :] & (rows_i[:, None] >= rows_i[None, :]) & live_i[:, None])
         decay = pair_decay(mask, whole_i, part_i, whole_i, part_i)
-        decay = decay * k_norm_i[None, :]
-        erase = gram(k_i, k_i) * decay * (beta_i * k_norm_i)[:, None]
+        erase = gram(k_i, k_i) * k_norm_i[:, None] * k_norm_i[None, :]
+        erase = erase * decay * beta_i[:, None]
         erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
         u = solve_product(unit_lower_inverse(erase, C), x)
-        o = mix_product(gram(q_i, k_i) * decay * (q_norm_i * scale)[:, None], u, o)
+        o = mix_product(gram(q_i, k_i) * decay * k_norm_i[None, :] * (q_norm_i * scale)[:, None], u, o)
         store_rows(out_rows, stride_on, node_i, is_node_i, tile * BV, o, DV, BV)
         tl.store(u_base + rows_i[:, None] * BV + tl.arange(0, BV)[None, :], u)
         tl.store(sums_base + rows_i, whole_i)

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify mamba2 dk128 dv64 group2 bf16 state fp32 gates ready lossless nodes 32 pending 0 no l2norm
-# config: solve=tf32x3 row_block=16 prepare_dk=0 share=True mix_store=fp32 pdl=True chain=True
+# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Mamba2 (SSD): verify prepare, lossless."""
 
@@ -101,7 +101,7 @@ def gram(x, y):
 "depths_ptr", "cg_ptr", "cdt_ptr",
     ],
 )
-def mamba2_verify_prepare_k128v64g2_bf16_sfp32_ready_lossless_n32_36fc9af9(
+def mamba2_verify_prepare_k128v64g2_bf16_sfp32_ready_lossless_n32_6de00b2e(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -167,10 +167,10 @@ def mamba2_verify_prepare_k128v64g2_bf16_sfp32_ready_lossless_n32_36fc9af9(
     h1 = h0 + 1
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
+    # This kernel may have started before its inputs are there. The second one reads them too: it may not start before.
+    tl.extra.cuda.gdc_wait()
     # The second kernel may start now: it waits before it reads what this one writes.
     tl.extra.cuda.gdc_launch_dependents()
-    # As this one waits for its inputs.
-    tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -214,7 +214,7 @@ def mamba2_verify_prepare_k128v64g2_bf16_sfp32_ready_lossless_n32_36fc9af9(
     words_all = narrow(words_all)
     live_all = (((words_all >> (node_all & 31)) & 1) != 0)
     scratch = weights_ptr + tl.num_programs(0).to(tl.int64) * (4 * ROWS)
-    scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (8 * ROWS)
+    scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (9 * ROWS)
     norms = scratch + 6 * ROWS
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
     dt_rows = dt_ptr + b64 * stride_dtb + start * stride_dtn + h0 * stride_dth

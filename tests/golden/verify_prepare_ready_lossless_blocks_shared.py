@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 64 pending 0
-# config: solve=tf32x3 row_block=16 prepare_dk=0 share=True mix_store=fp32 pdl=True chain=True
+# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, lossless."""
 
@@ -53,6 +53,25 @@ def inverse_root(x):
 
 
 @triton.jit
+def half_residual(x, root):
+    """Half of what 1 - x root^2 is, for the rounded inverse root of x: what is missing of it, relative to it."""
+    t = x * root
+    rest = tl.fma(x, root, -t)
+    return 0.5 * (tl.fma(-t, root, 1.0) - rest * root)
+
+
+@triton.jit
+def normed(products, row_norm, row_off, col_norm, col_off):
+    """products / (lengths of rows and of columns), rounded once.
+
+    A repeated key meets itself at every node, and what its length is off by adds up.
+    """
+    norms = row_norm[:, None] * col_norm[None, :]
+    off = tl.fma(row_norm[:, None], col_norm[None, :], -norms) + norms * (row_off[:, None] + col_off[None, :])
+    return tl.fma(products, norms, products * off)
+
+
+@triton.jit
 def row_scale(squares):
     """2^-70 for rows whose products could leave the range of fp32, else 1: exact factors."""
     return tl.where(squares > 1.0e34, 8.470329472543003e-22, 1.0)
@@ -65,10 +84,13 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def squares(x):
-    """Sum of squares of rows, fp32."""
-    wide = x.to(tl.float32)
-    return tl.sum(wide * wide, axis=1)
+def diagonal(x):
+    """The diagonal of a square matrix: of x x^T, the squares of rows, summed as products of rows are.
+
+    A key and its copy then make exactly 1.
+    """
+    i = tl.arange(0, x.shape[0])
+    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
 
 
 @triton.jit
@@ -180,7 +202,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_24f89c8b(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -247,10 +269,10 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
     h1 = h0 + 1
     # The last rows have the most columns to solve: start them first.
     row_block = tl.num_programs(1) - 1 - tl.program_id(1)
+    # This kernel may have started before its inputs are there. The second one reads them too: it may not start before.
+    tl.extra.cuda.gdc_wait()
     # The second kernel may start now: it waits before it reads what this one writes.
     tl.extra.cuda.gdc_launch_dependents()
-    # As this one waits for its inputs.
-    tl.extra.cuda.gdc_wait()
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
     slot = tl.where((slot >= 0) & (slot < slot_count), slot, -1)
@@ -285,17 +307,18 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
                 ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
                 stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
             )
-    k_squares_i = squares(k_i)
+    k_squares_i = diagonal(gram(k_i, k_i))
     k_scale_i = row_scale(k_squares_i)
     k_i = scaled_rows(k_i, k_scale_i)
     if tl.min(k_scale_i, axis=0) < 1.0:
-        k_squares_i = squares(k_i)
+        k_squares_i = diagonal(gram(k_i, k_i))
     k_norm_i = inverse_root(k_squares_i + EPS * k_scale_i * k_scale_i)
-    q_squares_i = squares(q_i)
+    k_off_i = half_residual(k_squares_i + EPS * k_scale_i * k_scale_i, k_norm_i)
+    q_squares_i = diagonal(gram(q_i, q_i))
     q_scale_i = row_scale(q_squares_i)
     q_i = scaled_rows(q_i, q_scale_i)
     if tl.min(q_scale_i, axis=0) < 1.0:
-        q_squares_i = squares(q_i)
+        q_squares_i = diagonal(gram(q_i, q_i))
     q_norm_i = inverse_root(q_squares_i + EPS * q_scale_i * q_scale_i)
 
     # Sums of gates down to every row of the blocks up to this one, and inverse norms, to a scratch of this program.
@@ -306,7 +329,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
     words_all = tl.split(words_all)
     live_all = own_bit(words_all, node_all)
     scratch = weights_ptr + tl.num_programs(0).to(tl.int64) * (8 * ROWS)
-    scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (8 * ROWS)
+    scratch += (pid.to(tl.int64) * tl.num_programs(1) + row_block) * (9 * ROWS)
     norms = scratch + 6 * ROWS
     g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h0 * stride_gh
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
@@ -352,14 +375,16 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
             stride_kn, node_j, is_node_j & live_j, 0, DK, DK_PAD,
         )
-        k_squares_j = squares(k_j)
+        k_squares_j = diagonal(gram(k_j, k_j))
         k_scale_j = row_scale(k_squares_j)
         k_j = scaled_rows(k_j, k_scale_j)
         if tl.min(k_scale_j, axis=0) < 1.0:
-            k_squares_j = squares(k_j)
+            k_squares_j = diagonal(gram(k_j, k_j))
         k_norm_j = inverse_root(k_squares_j + EPS * k_scale_j * k_scale_j)
+        k_off_j = half_residual(k_squares_j + EPS * k_scale_j * k_scale_j, k_norm_j)
         tl.store(norms + rows_j, k_norm_j)
         tl.store(norms + ROWS + rows_j, k_scale_j)
+        tl.store(norms + 2 * ROWS + rows_j, k_off_j)
     tl.debug_barrier()
     mix_rows0 = work_ptr + (head_base + 0) * (ROWS * ROWS) + rows_i[:, None] * ROWS
     whole0_i = tl.load(scratch + 0 * ROWS + rows_i)
@@ -395,6 +420,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
         mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
         products = gram(q_i, k_j) * (q_norm_i * scale)[:, None]
         k_norm_j = tl.load(norms + rows_j)
+        k_off_j = tl.load(norms + 2 * ROWS + rows_j)
         products = products * k_norm_j[None, :]
         whole0_j = tl.load(scratch + 0 * ROWS + rows_j)
         part0_j = tl.load(scratch + 1 * ROWS + rows_j)
@@ -415,7 +441,9 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
             )
             k_r = scaled_rows(k_r, tl.load(norms + ROWS + rows_r))
             mask = ancestor_bits(words_r, is_node_r, node_j, count) != 0
-            products = gram(k_r, k_j) * (tl.load(norms + rows_r)[:, None] * k_norm_j[None, :])
+            k_norm_r = tl.load(norms + rows_r)
+            k_off_r = tl.load(norms + 2 * ROWS + rows_r)
+            products = normed(gram(k_r, k_j), k_norm_r, k_off_r, k_norm_j, k_off_j)
             whole0_r = tl.load(scratch + 0 * ROWS + rows_r)
             part0_r = tl.load(scratch + 1 * ROWS + rows_r)
             done = tl.load(mix_rows0 + rows_r[None, :])
@@ -427,7 +455,7 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_ready_lossless_n64_a2d4f8fd(
             decay = pair_decay(mask, whole1_r, part1_r, whole1_j, part1_j)
             acc1 -= solve_product(done, products * decay)
         mask = ancestor_bits(words_j, is_node_j, node_j, count) != 0
-        products = gram(k_j, k_j) * (k_norm_j[:, None] * k_norm_j[None, :])
+        products = normed(gram(k_j, k_j), k_norm_j, k_off_j, k_norm_j, k_off_j)
         products = tl.where(lane[:, None] == lane[None, :], 0.0, products)
         beta_j = tl.load(scratch + 2 * ROWS + rows_j)
         decay = pair_decay(mask, whole0_j, part0_j, whole0_j, part0_j)

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify lightning dk128 dv128 group1 bf16 state fp32 gates ready lossless nodes 16 pending 16 no l2norm
-# config: orient=nodes bv=64 bk=128 state_dot=bf16x2 mix=tf32x3 programs=0 prefetch=False pdl=True chain=True
+# config: orient=nodes bv=64 bk=128 state_dot=bf16x2 mix=tf32x3 programs=0 prefetch=True pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Lightning attention: verify readout, lossless."""
 
@@ -87,7 +87,7 @@ def state_product(x, s, acc):
 "pstart_ptr",
     ],
 )
-def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_01ccbe7d(
+def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290fc(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -179,6 +179,16 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_01ccbe7
     is_node = (node >= 0) & (node < count)
     ring = (pstart + rows) % pcapacity
     words = load_wide(words_base + node * stride_wn, is_node)
+    q = tl.zeros([ROWS, DK_PAD], dtype=q_ptr.dtype.element_ty)
+    s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
+    # One turn. Operands loaded in a loop are not waited for inside it.
+    for _ in range(0, tl.minimum(nodes, 1)):
+        q = load_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+            stride_qn, node, is_node, 0, DK, DK_PAD,
+        )
+        state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+        s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
     words = narrow(words)
     live = is_pending | (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
@@ -195,24 +205,20 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_01ccbe7
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
             stride_cvn, node, is_node, tile * BV, v, DV, BV,
         )
-    q = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node, is_node, 0, DK, DK_PAD,
-    )
 
     # Everything above is the caller's; everything below comes from the first kernel.
     tl.extra.cuda.gdc_wait()
     weight_ptrs = weights_ptr + pid.to(tl.int64) * (2 * ROWS) + rows
     q_weight = tl.load(weight_ptrs + ROWS)
-    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    state_cols = (cols < DV) & (slot >= 0)
+    mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
+    mix = tl.zeros([ROWS, ROWS], dtype=mix_ptrs.dtype.element_ty)
+    # One turn. Operands loaded in a loop are not waited for inside it.
+    for _ in range(0, tl.minimum(nodes, 1)):
+        mix = tl.load(mix_ptrs)
     qs = tl.zeros([ROWS, BV], dtype=tl.float32)
-    s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
     high = s.to(tl.bfloat16)
     low = (s - high.to(tl.float32)).to(tl.bfloat16)
     qs = state_product(q, high, state_product(q, low, qs))
-    mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
-    mix = tl.load(mix_ptrs)
     x = v.to(tl.float32)
     o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)
     o = mix_product(mix, x, o)

@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: orient=nodes bv=64 bk=128 state_dot=bf16 mix=bf16 programs=0 prefetch=False pdl=True chain=True
+# config: orient=nodes bv=64 bk=128 state_dot=bf16 mix=bf16 programs=0 prefetch=True pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify readout, fast."""
 
@@ -65,13 +65,6 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def diagonal(x):
-    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
-    i = tl.arange(0, x.shape[0])
-    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
-
-
-@triton.jit
 def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """The reverse of load_rows."""
     d = first + tl.arange(0, WIDTH)
@@ -112,7 +105,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_b9cce376(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_fc74bf7e(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -199,25 +192,32 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_b9cce376(
     node = rows
     is_node = node < count
     words = load_wide(words_base + node * stride_wn, is_node)
-    words = narrow(words)
-    live = (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
         stride_vn, node, is_node, tile * BV, DV, BV,
     )
+    k = tl.zeros([ROWS, DK_PAD], dtype=k_ptr.dtype.element_ty)
+    q = tl.zeros([ROWS, DK_PAD], dtype=q_ptr.dtype.element_ty)
+    s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
+    # One turn. Operands loaded in a loop are not waited for inside it.
+    for _ in range(0, tl.minimum(nodes, 1)):
+        k = load_rows(
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
+            stride_kn, node, is_node, 0, DK, DK_PAD,
+        )
+        q = load_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+            stride_qn, node, is_node, 0, DK, DK_PAD,
+        )
+        state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+        s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
+    words = narrow(words)
+    live = (((words >> (node & 31)) & 1) != 0)
     if cv_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
             stride_cvn, node, is_node, tile * BV, v, DV, BV,
         )
-    k = load_rows(
-        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node, is_node, 0, DK, DK_PAD,
-    )
-    q = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node, is_node, 0, DK, DK_PAD,
-    )
 
     # Everything above is the caller's; everything below comes from the first kernel.
     tl.extra.cuda.gdc_wait()
@@ -226,18 +226,18 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_b9cce376(
     q_weight = tl.load(weight_ptrs + ROWS)
     k_scale = tl.load(weight_ptrs + 2 * ROWS)
     q_scale = tl.load(weight_ptrs + 3 * ROWS)
+    mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
+    mix = tl.zeros([ROWS, ROWS], dtype=mix_ptrs.dtype.element_ty)
+    # One turn. Operands loaded in a loop are not waited for inside it.
+    for _ in range(0, tl.minimum(nodes, 1)):
+        mix = tl.load(mix_ptrs)
     k = scaled_rows(k, k_scale)
     q = scaled_rows(q, q_scale)
-    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    state_cols = (cols < DV) & (slot >= 0)
     ks = tl.zeros([ROWS, BV], dtype=tl.float32)
     qs = tl.zeros([ROWS, BV], dtype=tl.float32)
-    s = load_rows(state_rows, stride_sr, cols, state_cols, 0, DK, BK)
     s = s.to(tl.bfloat16)
     ks = state_product(k, s, ks)
     qs = state_product(q, s, qs)
-    mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
-    mix = tl.load(mix_ptrs)
     x = v.to(tl.float32) - k_weight[:, None] * ks
     x = tl.where(live[:, None], x, 0.0)
     o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)

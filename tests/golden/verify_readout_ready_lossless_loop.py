@@ -64,13 +64,6 @@ def scaled_rows(x, scale):
 
 
 @triton.jit
-def diagonal(x):
-    """The diagonal of a square matrix: of x x^T, the squares of rows, exact products of 16-bit rows."""
-    i = tl.arange(0, x.shape[0])
-    return tl.sum(tl.where(i[:, None] == i[None, :], x, 0.0), axis=1)
-
-
-@triton.jit
 def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """The reverse of load_rows."""
     d = first + tl.arange(0, WIDTH)
@@ -111,7 +104,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_61ccbe14(
+def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_69bf9ddd(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -196,12 +189,12 @@ def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_61ccbe14(
     node = rows
     is_node = node < count
     words = load_wide(words_base + node * stride_wn, is_node)
-    words = narrow(words)
-    live = (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
         stride_vn, node, is_node, tile * BV, DV, BV,
     )
+    words = narrow(words)
+    live = (((words >> (node & 31)) & 1) != 0)
     if cv_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -215,6 +208,7 @@ def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_61ccbe14(
     q_weight = tl.load(weight_ptrs + ROWS)
     k_scale = tl.load(weight_ptrs + 2 * ROWS)
     q_scale = tl.load(weight_ptrs + 3 * ROWS)
+    mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     state_cols = (cols < DV) & (slot >= 0)
     ks = tl.zeros([ROWS, BV], dtype=tl.float32)
@@ -233,7 +227,6 @@ def gdn_verify_readout_k200v72g2_bf16_sbf16_ready_lossless_n16_61ccbe14(
         s = load_rows(state_rows, stride_sr, cols, state_cols, d0, DK, BK)
         ks = state_product(k, s, ks)
         qs = state_product(q, s, qs)
-    mix_ptrs = work_ptr + pid.to(tl.int64) * (ROWS * ROWS) + rows[:, None] * ROWS + rows[None, :]
     mix = tl.load(mix_ptrs)
     x = v.to(tl.float32) - k_weight[:, None] * ks
     x = tl.where(live[:, None], x, 0.0)

@@ -37,7 +37,7 @@ PROBLEMS: dict[str, tuple[Pin, Draw]] = {
     "two_stage": (pin("two_stage", bv=16, commit=PATH), draw((17, 6), TWO, (24, 20))),
     "two_stage-pending": (pin("two_stage", share=True, commit=STEPS), draw((13, 9), THREE, (16, 20), pending=5)),
     "two_stage-blocks": (pin("two_stage", share=True, **BLOCKS), draw((14, 19), TWO, (16, 16), packed=True)),
-    "two_stage-dims": (pin("two_stage", prepare_dk=32, share=True, bv=16), draw((11, 14), TWO, (70, 20), pending=5)),
+    "two_stage-share": (pin("two_stage", share=True, bv=16), draw((11, 14), TWO, (70, 20), pending=5)),
     "two_stage-walks": (
         pin("two_stage", programs=128, bv=16, orient="state"),
         draw((9, 14, 5), ONE, (40, 20), packed=True),

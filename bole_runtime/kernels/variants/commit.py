@@ -111,6 +111,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "LEVELS": c.solve_levels(config["chunk"]),
         },
         **c.solve_context(problem, config),
+        MAKES_R=c.erases(problem),
+        EXACT_NORMS=c.exact_norms(problem),
         DOT=config["dot"],
     )
 

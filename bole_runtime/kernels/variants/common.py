@@ -214,10 +214,11 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "SKIP": gates.skip.lower(),
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
+        "EXACT_NORMS": False,
+        "MAKES_R": False,
         "HALVES": 0,
         "SOLVE_TERMS": 0,
         "SOLVER": "inverse",
-        "BY_DIMS": False,
         "WHOLE": False,
         "PERSIST": False,
         "UNREAD": False,
@@ -235,6 +236,14 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
     }
     out.update(more)
     return out
+
+
+def exact_norms(problem: Problem) -> bool:
+    """Whether products of keys are divided by their lengths as if these had not been rounded.
+
+    A repeated key meets itself at every node, and a rounding of its length adds up: 128 nodes make 1e-7 1e-5.
+    """
+    return problem.qk_l2norm and erases(problem) and problem.precision != "fast"
 
 
 def stem(problem: Problem, what: str) -> str:

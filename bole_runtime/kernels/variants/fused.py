@@ -69,6 +69,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         STACK=config["stack"],
         WHOLE=True,
         UNREAD=True,
+        MAKES_R=True,
+        EXACT_NORMS=c.exact_norms(problem),
         **c.solve_context(problem, config),
         config_line=str(config),
     )
@@ -107,11 +109,12 @@ FUSED = Variant(
     narrow=c.narrow,
     # Each was the best of some bucket on an H200.
     starts=(
-        {"orient": "state", "bv": 64, "warps": 4},
-        {"orient": "nodes", "bv": 64, "warps": 4},
-        {"orient": "nodes", "bv": 16, "warps": 2},
-        {"orient": "nodes", "bv": 32, "warps": 1},
+        {"orient": "nodes", "bv": 16, "warps": 1},
+        {"orient": "nodes", "bv": 32, "warps": 2},
+        {"orient": "state", "bv": 64, "warps": 2},
         {"orient": "nodes", "bv": 128, "warps": 4},
-        {"orient": "state", "bv": 128, "warps": 8},
+        {"orient": "nodes", "bv": 128, "warps": 4, "stack": False},
+        {"orient": "state", "bv": 128, "warps": 4},
+        {"orient": "nodes", "bv": 64, "warps": 4},
     ),
 )

@@ -9,7 +9,6 @@ from bole_runtime.kernels.variants import common as c
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
-PREPARE_DK = Param("prepare_dk", (0, 32, 64), "key dims that the first kernel reads at a time; 0: all at once")
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
 CHAIN = Param("chain", (False, True), "the first kernel too starts early, behind what makes its inputs", ordered=False)
@@ -26,7 +25,6 @@ PARAMS = (
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
-    PREPARE_DK,
     SHARE,
     MIX_STORE,
     c.PDL,
@@ -50,8 +48,6 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return reason
     if block > rows:
         return f"row_block={block} is more than the {rows} rows of a tile"
-    if config["prepare_dk"] and (block < rows or config["prepare_dk"] >= c.power_of_two(problem.dk)):
-        return f"prepare_dk={config['prepare_dk']} is for R of one block of rows, and for wider heads"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
@@ -94,7 +90,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     tiles = problem.work * -(-problem.dv // bv)
     # As many as a multiprocessor of 132 holds at a time, by registers and shared memory of these tiles.
     programs = {True: 512 if rows <= 32 else 256, False: 384 if rows <= 32 else 0}[problem.precision == "fast"]
-    walk = tiles >= 2 * programs and c.power_of_two(problem.dk, 32) <= 256
+    walk = 0 < 2 * programs <= tiles and c.power_of_two(problem.dk, 32) <= 256
     config = TWO_STAGE.config(
         {
             "orient": "nodes",
@@ -108,10 +104,9 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
-            "prepare_dk": 0,
             # Half the programs for a third of the work more: for many heads only.
             "share": whole and 2 <= problem.group <= 4 and problem.work >= 8 * gpu.sms,
-            "prefetch": False,
+            "prefetch": not walk and c.power_of_two(problem.dk, 32) <= 256,
             "mix_store": "bf16" if whole and problem.precision == "fast" else "fp32",
             "pdl": gpu.compute_capability >= (9, 0),
             "chain": gpu.compute_capability >= (9, 0),
@@ -180,7 +175,6 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         {
             "ROWS": (rows, "pending tokens and nodes of a request"),
             "C": (config["row_block"], "rows of a block"),
-            **({"DIMS": (config["prepare_dk"], "key dims read at a time")} if config["prepare_dk"] else {}),
             "LEVELS": c.solve_levels(config["row_block"]),
         },
         BLOCKS=blocks,
@@ -188,10 +182,11 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
         CHAIN=config["chain"],
-        BY_DIMS=config["prepare_dk"] > 0,
         WHOLE=blocks == 1,
+        MAKES_R=True,
+        EXACT_NORMS=c.exact_norms(problem),
         **c.solve_context(problem, config),
-        config_line=_line(config, "solve", "row_block", "prepare_dk", "share", "mix_store", "pdl", "chain"),
+        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "chain"),
     )
     return (
         KernelPlan(
@@ -216,7 +211,7 @@ def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tu
 def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
     rows, shared = c.tile_rows(problem), _heads(problem, config)
     programs = batch * heads // shared * (rows // config["row_block"])
-    return batch * heads * rows * rows, batch * heads * c.weights(problem) * rows + programs * (3 * shared + 2) * rows
+    return batch * heads * rows * rows, batch * heads * c.weights(problem) * rows + programs * (3 * shared + 3) * rows
 
 
 TWO_STAGE = Variant(
@@ -233,12 +228,11 @@ TWO_STAGE = Variant(
     narrow=c.narrow,
     # Each was the best of some bucket on an H200.
     starts=(
-        {"programs": 0},
-        {"prepare_dk": 32},
-        {"prepare_dk": 32, "share": False},
-        {"programs": 256, "share": True},
-        {"programs": 0, "orient": "state", "bv": 128, "warps": 8},
-        {"programs": 0, "orient": "nodes", "bv": 32, "warps": 4, "prefetch": True},
-        {"programs": 0, "orient": "nodes", "bv": 32, "warps": 2, "share": False, "chain": False},
+        {"programs": 0, "prefetch": True, "bv": 128, "warps": 8},
+        {"programs": 0, "prefetch": True, "orient": "state", "bv": 64, "warps": 4},
+        {"programs": 256, "prefetch": False, "share": True},
+        {"programs": 384, "prefetch": False, "share": True},
+        {"programs": 0, "prefetch": True, "bv": 128, "warps": 4},
+        {"programs": 0, "prefetch": True, "bv": 32, "warps": 4},
     ),
 )

@@ -38,7 +38,8 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3"}
-_LOOP = {"bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
+_LOOP = {"prefetch": False, "bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
+_WALK = {"prefetch": False, "programs": 256}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
 _MAMBA2 = {"family": "mamba2", "dk": 128, "dv": 64, "group": 16, "qk_l2norm": False}
 _LIGHTNING = {"family": "lightning", "group": 1, "qk_l2norm": False}
@@ -49,11 +50,12 @@ GOLDENS: dict[str, Golden] = {
     "verify_fused_raw_fast_pending": _golden("fused", {"bv": 16}, pending=16, **_RAW_FAST),
     "verify_prepare_raw_fast": _golden("two_stage", {"share": False}, **_RAW_FAST),
     "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),
-    "verify_prepare_raw_fast_by_dims": _golden("two_stage", {"prepare_dk": 32, "share": True}, **_RAW_FAST),
     "verify_readout_raw_fast": _golden("two_stage", {"pdl": True}, 1, **_RAW_FAST),
     "verify_readout_ready_lossless_loop": _golden("two_stage", _LOOP, 1, state_dtype="bf16", dk=200, dv=72),
     "verify_prepare_ready_fast_inverse_pending": _golden("two_stage", {"pdl": True}, precision="fast", pending=16),
-    "verify_readout_ready_lossless_walks": _golden("two_stage", {"programs": 256}, 1, nodes=32, pending=16),
+    "verify_readout_ready_lossless_walks": _golden(
+        "two_stage", {"programs": 256, "prefetch": False}, 1, nodes=32, pending=16
+    ),
     "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),

@@ -108,7 +108,7 @@ WIDE = (200, 72)
 VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
     _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
-    _entry(pin("fused", bv=64, warps=8, mix="bf16x3"), nodes=15),
+    _entry(pin("fused", bv=128, warps=8, mix="bf16x3"), nodes=15),
     _entry(pin("fused", bv=32, warps=4, mix="tf32"), "fast", nodes=60),
     _entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
     _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
@@ -117,6 +117,8 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", bk=128, stages=3, bv=64, warps=4, prefetch=False, programs=0), dims=WIDE),
     _entry(pin("two_stage", bk=128, stages=2, bv=64, warps=4, prefetch=False, programs=0), "fast", nodes=60, dims=WIDE),
     _entry(pin("two_stage", programs=128, bv=128, warps=8), "fast", nodes=16, capture=True),
+    _entry(pin("two_stage", programs=128, bv=64, share=True), nodes=16, capture=True),
+    _entry(pin("two_stage", programs=128, bv=64, share=True), "fast", nodes=20, packed=True),
     _entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
     _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False, chain=False), nodes=32),
     _entry(pin("two_stage", programs=128, bv=64, solve="tf32", mix_store="fp32"), "fast", nodes=30, pending=16),
@@ -126,9 +128,6 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
     _entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
     _entry(pin("two_stage", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),
-    _entry(pin("two_stage", prepare_dk=32, bv=64), "fast", nodes=64, capture=True),
-    _entry(pin("two_stage", prepare_dk=64, share=True, bv=64), nodes=16, pending=16, capture=True),
-    _entry(pin("two_stage", prepare_dk=32, bv=32), nodes=16, dims=ODD, heads=(1, 3), types=(FP32, FP32), mode="ready"),
     _entry(pin("two_stage", row_block=64, prepare_warps=8, solve="fp16x2"), nodes=64),
     _entry(pin("two_stage", row_block=128, prepare_warps=8, solve="fp16x2"), nodes=100),
     _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
@@ -189,7 +188,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("lightning", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, mode="ready")),
     FamilyEntry("retention", _entry(pin("two_stage", orient="nodes"), nodes=16, dims=(128, 256), mode="ready")),
     FamilyEntry("simple_gla", _entry(pin("fused", orient="state", bv=32), nodes=20, dims=ODD, pending=5, capture=True)),
-    FamilyEntry("simple_gla", _entry(pin("two_stage", prepare_dk=32), "fast", types=(FP16, FP16))),
+    FamilyEntry("simple_gla", _entry(pin("two_stage", prefetch=True), "fast", types=(FP16, FP16))),
     FamilyEntry("linear_attention", _entry(pin("fused", bv=64), "fast", nodes=60, mode="ready", types=(FP32, FP32))),
 )
 

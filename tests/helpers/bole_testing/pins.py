@@ -63,6 +63,9 @@ class Pin:
             if changes.get("row_block", rows) < rows:
                 # The default is for all rows in one block.
                 changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", **changes}
+            if changes.get("programs", 0) or "bk" in changes:
+                # A walk over tiles is ahead by itself, and so is a loop over key dims. The default may be neither.
+                changes = {"prefetch": False, **changes}
             if changes.get("solve") in ("fp32", "fp16"):
                 # For either profile: operands of fp32's range, or fp16 terms.
                 normalised = changes["solve"] == "fp16"
