@@ -1,14 +1,17 @@
 """Faults of ptxas that can be read off a kernel's machine code, without running it.
 
 ptxas 12.8 (Triton 3.6) takes the wrong uniform register for the address in the descriptors of some products (wgmma):
-one that nothing has written, or the low half of a 64-bit sum for both halves. The product then reads other shared
-memory than it should, so results change from run to run and have been seen to end in an illegal access.
+one that nothing has written, the low half of a 64-bit sum for both halves, or one that two ways to the product leave
+with different values (:mod:`bole_codegen.compile.uniform_flow`). The product then reads other shared memory than it
+should: results change from run to run or with the depth of a tree, and have been seen to end in an illegal access.
 """
 
 from __future__ import annotations
 
 import re
 from collections.abc import Iterator
+
+from bole_codegen.compile.uniform_flow import split_descriptors
 
 _INSTRUCTION = re.compile(r"^\s+/\*([0-9a-f]{4,})\*/\s+(?:@!?U?P\w+\s+)?([A-Z][\w.]*)\s*(.*?)\s*;", re.MULTILINE)
 _UNIFORM = re.compile(r"(gdesc|desc)?\[?\bUR(\d+)(\.64)?")
@@ -70,4 +73,4 @@ def faults(sass: str) -> list[str]:
         if low and int(low[2]) not in writes:
             low_of[low[1]] = int(low[2])
         written |= writes
-    return found
+    return found + split_descriptors(sass)

@@ -12,7 +12,7 @@ import fcntl
 import os
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -154,6 +154,8 @@ def _merged(path: Path, old: TableFile | None, header: Header, entries: Sequence
         by_key[key] = msgspec.structs.replace(
             entry, triton=entry.triton or header.gpu.triton, date=entry.date or header.date
         )
+    for key in _outdone(by_key.values()):
+        del by_key[key]
     # A prediction says nothing about a device: it must not replace what a measurement recorded of it.
     changed = bool(added or replaced)
     if old is not None and (not changed or (measured_before and all(e.label == "predicted" for e in entries))):
@@ -168,6 +170,22 @@ def _merged(path: Path, old: TableFile | None, header: Header, entries: Sequence
     ]
     fields = {f: getattr(header, f) for f in header.__struct_fields__}
     return TableFile(**fields, entries=plain), Merge(tuple(added), tuple(replaced), tuple(kept), path)
+
+
+def _outdone(entries: Iterable[Entry]) -> list[str]:
+    """Return keys of entries that are no faster than one for deeper trees, which serves theirs too."""
+    deepest_first: dict[tuple[object, ...], list[Entry]] = {}
+    for entry in sorted(entries, key=lambda e: -e.depth):
+        same = (entry.label, entry.triton, msgspec.structs.replace(entry, depth=0).key())
+        deepest_first.setdefault(same, []).append(entry)
+    found: list[str] = []
+    for group in deepest_first.values():
+        best = group[0].median_us
+        for entry in group[1:]:
+            if entry.median_us >= best:
+                found.append(entry.key())
+            best = min(best, entry.median_us)
+    return found
 
 
 def _remove_leftovers(path: Path) -> None:

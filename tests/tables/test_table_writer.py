@@ -8,6 +8,7 @@ import signal
 import time
 from pathlib import Path
 
+import msgspec
 import pytest
 import table_fakes as fakes
 
@@ -21,8 +22,6 @@ P = fakes.PROBLEM
 
 
 def header(triton: str = "3.6.0", gpu: str = "h200", date: str = "2026-01-02") -> Header:
-    import msgspec
-
     return msgspec.structs.replace(fakes.table(gpu=gpu, triton=triton).header(), date=date)
 
 
@@ -172,3 +171,19 @@ def test_kernels_follow_the_tables(tmp_path: Path) -> None:
     assert (folder / f"{name}.py").stat().st_mtime_ns == stamp
     assert write_kernels(path.parent, lambda p, c: [_Source(name, "1" * 16, "new")], fakes.variants) == 0
     assert sorted(f.name for f in folder.iterdir()) == ["mine.py"]
+
+
+def test_an_entry_for_flatter_trees_is_kept_only_where_it_is_faster(tmp_path: Path) -> None:
+    path = tmp_path / "h200" / "gdn.json"
+
+    def timed(depth: int, us: float, work: int = 32) -> Entry:
+        return msgspec.structs.replace(fakes.entry(P.replace(nodes=64, depth=depth, work=work)), median_us=us)
+
+    merge_entries(path, header(), [timed(64, 10.0), timed(32, 9.0), timed(16, 9.5), timed(64, 10.0, 256)])
+    merge_entries(path, header(), [timed(16, 10.0, 256)])
+    table = load_file(path)
+    assert sorted((e.work, e.depth) for e in table.entries) == [(32, 32), (32, 64), (256, 64)]
+    merge_entries(path, header(), [timed(16, 8.0), timed(16, 9.9, 256)])
+    assert sorted((e.work, e.depth) for e in load_file(path).entries) == [
+        (32, 16), (32, 32), (32, 64), (256, 16), (256, 64),
+    ]  # fmt: skip

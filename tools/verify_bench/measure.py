@@ -52,7 +52,8 @@ def _plan_layers(point: Point, settings: Settings) -> tuple[int, int]:
     factors = tokens * work.factor_bytes_per_node if point.factors == "captured" else 0
     one = input_bytes_per_layer(work) + outputs + factors
     cap = _free_bytes(settings.device) // 3
-    return layers_for_cold_l2(work.state_bytes, l2, minimum=3, memory_cap=cap, bytes_per_layer=one), l2
+    # A model's layers run as one graph: its start should not weigh more here, on one of few.
+    return layers_for_cold_l2(work.state_bytes, l2, minimum=8, memory_cap=cap, bytes_per_layer=one), l2
 
 
 def _worst(candidate: Candidate, references: dict[int, Tensor], get: Callable[[int], Tensor]) -> float:

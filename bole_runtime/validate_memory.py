@@ -1,0 +1,159 @@
+"""Checks of memory: what a call writes overlaps neither itself nor anything else that the call uses.
+
+Plain integers of host metadata. Views side by side in one buffer (q, k and v of one projection, the layers of one pool)
+have ranges that overlap and no byte in common, so ranges only tell where to look closer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from operator import itemgetter
+
+import torch
+
+from bole_runtime.validate import not_a
+
+#: First byte, past the last one, whether it is written, place in the list it came from, name, tensor.
+_Span = tuple[int, int, bool, int, str, torch.Tensor]
+_LOW = itemgetter(0)
+
+
+def extent(t: torch.Tensor) -> int:
+    """Return the bytes from the first to past the last element."""
+    if t.is_contiguous():
+        return t.numel() * t.element_size()
+    if t.numel() == 0:
+        return 0
+    return (sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()
+
+
+def check_elements_apart(name: str, t: torch.Tensor) -> None:
+    """Refuse a tensor to write to whose elements share memory.
+
+    Raises:
+        ValueError: two elements have one address, or dimensions are interleaved in a way no slicing makes.
+    """
+    if t.is_contiguous() or t.numel() == 0:
+        return
+    inner = 1
+    dims = [(s, n) for n, s in zip(t.shape, t.stride(), strict=True) if n > 1]
+    for stride, size in sorted(dims):
+        if stride < inner:
+            how = "expanded (stride 0)" if stride == 0 else "overlaps itself"
+            raise ValueError(
+                f"{name}: {how}, so elements share memory; got shape {tuple(t.shape)} with strides {t.stride()}"
+            )
+        inner += (size - 1) * stride
+
+
+def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Iterable[tuple[str, torch.Tensor]]) -> None:
+    """Refuse tensors to write to that share memory with one another or with what is read.
+
+    Raises:
+        ValueError: an overlap.
+    """
+    spans: list[_Span] = []
+    low, high = 1 << 64, 0
+    for name, t in written:
+        size = extent(t)
+        if size:
+            at = t.data_ptr()
+            spans.append((at, at + size, True, len(spans), name, t))
+            low, high = min(low, at), max(high, at + size)
+    for name, t in read:
+        at = t.data_ptr()
+        if at < high:
+            end = at + extent(t)
+            if end > low and end > at:
+                spans.append((at, end, False, len(spans), name, t))
+    spans.sort(key=_LOW)
+    if not _clash(spans):
+        return
+    for group in _touching(spans):
+        if _clash(group) and not _side_by_side(group):
+            _name_overlap(group)
+
+
+def _clash(spans: Iterable[tuple[int, int, bool, *tuple[object, ...]]]) -> bool:
+    """Whether a range that is written overlaps another, of ranges in ascending order."""
+    end = end_written = -1
+    for low, high, written, *_ in spans:
+        if low < end_written or (written and low < end):
+            return True
+        end = max(end, high)
+        if written:
+            end_written = max(end_written, high)
+    return False
+
+
+def _touching(spans: list[_Span]) -> list[list[_Span]]:
+    """Split ranges in ascending order where no range goes on."""
+    groups: list[list[_Span]] = []
+    end = -1
+    for span in spans:
+        if span[0] >= end:
+            groups.append([])
+        groups[-1].append(span)
+        end = max(end, span[1])
+    return groups
+
+
+def _side_by_side(spans: list[_Span]) -> bool:
+    """Whether ranges repeat with one period, and have parts of the period to themselves: a proof that none overlap."""
+    first = spans[0]
+    size = first[5].element_size()
+    periods = {s * size for n, s in zip(first[5].shape, first[5].stride(), strict=True) if n > 1 and s > 0}
+    for period in sorted(periods, reverse=True):
+        parts: list[tuple[int, int, bool]] = []
+        for low, _, written, _, _, t in spans:
+            item = t.element_size()
+            inner = item + sum(
+                (n - 1) * s * item for n, s in zip(t.shape, t.stride(), strict=True) if s * item % period
+            )
+            at = (low - first[0]) % period
+            if at + inner > period:
+                break
+            parts.append((at, at + inner, written))
+        else:
+            parts.sort()
+            if not _clash(parts):
+                return True
+    return False
+
+
+def _name_overlap(spans: list[_Span]) -> None:
+    spans = sorted(spans, key=itemgetter(3))
+    for n, a in enumerate(spans):
+        for b in spans[n + 1 :]:
+            if (a[2] or b[2]) and a[0] < b[1] and b[0] < a[1] and not _side_by_side(sorted((a, b), key=_LOW)):
+                raise ValueError(f"{a[4]}: overlaps {b[4]} in memory; what is written needs memory of its own")
+
+
+def check_workspace(workspace: object, device: torch.device) -> None:
+    """Check scratch memory given by the caller: one run of bytes that kernels can use as fp32, whatever its dtype.
+
+    How much a call needs is known where its kernels are chosen.
+
+    Raises:
+        TypeError: not a tensor.
+        ValueError: on another device, not contiguous, or bytes that are no whole, aligned fp32 elements.
+    """
+    if not isinstance(workspace, torch.Tensor):
+        not_a("workspace", workspace, "a torch.Tensor or None")
+    if workspace.device != device:
+        raise ValueError(f"workspace: on {workspace.device}, but the tree is on {device}")
+    if not workspace.is_contiguous():
+        raise ValueError(
+            "workspace: must be contiguous, since kernels write to all of its bytes and to no other; got shape "
+            f"{tuple(workspace.shape)} with strides {workspace.stride()}"
+        )
+    item = workspace.element_size()
+    if item < 4:
+        size, offset = workspace.numel() * item, workspace.storage_offset() * item
+        if size % 4 or offset % 4:
+            raise ValueError(
+                f"workspace: {size} bytes at byte {offset} of a storage of {workspace.dtype} are no fp32 elements; "
+                "size and offset must be multiples of 4 bytes"
+            )
+    if workspace.data_ptr() % 4:
+        raise ValueError(f"workspace: address {workspace.data_ptr():#x} is not aligned to 4 bytes")
