@@ -9,6 +9,7 @@ import torch
 
 from bole_runtime import validate as check
 from bole_runtime import validate_buffers as buffers
+from bole_runtime import validate_memory as memory
 from bole_runtime import validate_values as values
 from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, VerifyCall
@@ -62,13 +63,15 @@ def verify(
         tree: topology and capacities. Padding nodes have output zero; packed rows that no request owns are unspecified.
         recurrence: family name or spec.
         precision: ``lossless`` or ``fast``.
-        out: where to write, the shape of v; must not overlap an input. Default: a new tensor.
+        out: where to write, the shape of v. It, ``factors`` and ``workspace`` must not overlap one another or an input.
+            Default: a new tensor.
         out_dtype: dtype of the output; default, that of ``out`` or of v.
         factors: buffers from :meth:`Factors.allocate` to copy the inputs to. Default: the factors alias the inputs,
             which must then stay unchanged until the commit.
-        workspace: scratch memory for kernels that need it; allocated if missing.
-        pending: accepted tokens that are not in the state yet; its gates are those that captured factors hold
-            (``gdn``: ready ones in every gate mode).
+        workspace: scratch memory for kernels that need it, contiguous, of any dtype, whole fp32 elements; allocated
+            if missing.
+        pending: accepted tokens that are not in the state yet, at most 64 a slot; its gates are those that captured
+            factors hold (``gdn``: ready ones in every gate mode).
         scale: factor of q; default from the family, dk ** -0.5.
         qk_l2norm: whether to l2-normalise q and k; default from the family.
         variant: pin a kernel configuration instead of looking one up.
@@ -115,19 +118,15 @@ def verify(
     if factors is not None:
         buffers.check_capture(spec, mode, factors, k, v, tensors)
     if variant is not None:
-        check.check_variant(variant)
+        check.check_variant(variant, "verify")
+    if out is not None:
+        buffers.check_out(out, v, out_dtype)
     if workspace is not None:
-        if not isinstance(workspace, torch.Tensor):
-            check.not_a("workspace", workspace, "a torch.Tensor or None")
-        if workspace.device != device:
-            raise ValueError(f"workspace: on {workspace.device}, but the tree is on {device}")
+        memory.check_workspace(workspace, device)
+    if out is not None or factors is not None or workspace is not None:
+        buffers.check_memory(out, factors, workspace, (q, k, v, state, slots), tensors, pending)
     if out is None:
         out = torch.empty((*tree.lead, heads, dv), dtype=out_dtype or v.dtype, device=device)
-    else:
-        named = (("q", q), ("k", k), ("v", v), ("state", state), *tensors.items())
-        if factors is not None:
-            named = (*named, ("factors.k", factors.k), ("factors.v", factors.v))
-        buffers.check_out(out, v, out_dtype, named)
     if backend.name == "triton" and out.dtype is torch.float64:
         raise TypeError("out: dtype torch.float64 is served by the torch and reference backends only")
     if device.type == "cpu" if validate is None else validate:
@@ -198,13 +197,17 @@ def checked_commit(
     if not isinstance(first, Factors):
         check.not_a("factors", first, "a Factors or a sequence of them")
     tree, spec = first.tree, first.spec
+    if not isinstance(tree, TreeBatch):
+        check.not_a("factors[0].tree", tree, "a TreeBatch")
+    if not isinstance(spec, RecurrenceSpec):
+        check.not_a("factors[0].spec", spec, "a RecurrenceSpec")
     backend = get_backend(tree.device, spec)
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
     if variant is not None:
-        check.check_variant(variant)
+        check.check_variant(variant, "commit")
     layers = buffers.check_layers(pools, parts, backend.name)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)

@@ -10,11 +10,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime.families import get_family
-from bole_runtime.families.spec import DATA_DTYPES
+from bole_runtime.families.spec import DATA_DTYPES, RecurrenceSpec
 
 if TYPE_CHECKING:
     from bole_runtime.calls import VerifyCall
-    from bole_runtime.families.spec import RecurrenceSpec
     from bole_runtime.tree import TreeBatch
 
 
@@ -116,17 +115,21 @@ class Factors:
                 default float32.
 
         Raises:
-            TypeError: no tree, or a dtype that k and v cannot have.
-            ValueError: HV is not a multiple of HK, or the family, the gate mode or a gate's name is unknown.
+            TypeError: no tree, a size that is no int, no family, or a dtype that k and v cannot have.
+            ValueError: a size below 1, HV is not a multiple of HK, or the family, the gate mode or a gate's name is
+                unknown.
         """
         from bole_runtime.tree import TreeBatch
+        from bole_runtime.tree.check import check_capacity
 
         if not isinstance(tree, TreeBatch):
             raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
         if dtype not in DATA_DTYPES:
             raise TypeError(f"dtype: {dtype!r} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
-        spec = get_family(recurrence) if isinstance(recurrence, str) else recurrence
-        if key_heads < 1 or value_heads < 1 or value_heads % key_heads:
+        spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
+        for name, size in (("key_heads", key_heads), ("value_heads", value_heads), ("dk", dk), ("dv", dv)):
+            check_capacity(name, size, 1, 2**31 - 1)
+        if value_heads % key_heads:
             raise ValueError(f"value_heads: {value_heads} is not a positive multiple of key_heads = {key_heads}")
         lead = tree.lead
         device = tree.device if device is None else torch.device(device)

@@ -231,16 +231,24 @@ def meaning(i: InputSpec) -> str:
     return f"{what} a node and {head}" if i.shape[0] == "node" else f"{what} a {head}"
 
 
-def check_variant(variant: object) -> None:
-    """Check a pinned configuration.
+def check_variant(variant: object, op: str | None = None) -> None:
+    """Check a pinned configuration, on every backend: only one reads it, but all must refuse the same.
 
     Raises:
         TypeError: not a Config, such as the bare name of a variant.
+        ValueError: of a variant that ``op`` does not have.
     """
     from bole_runtime.kernels.space import Config
 
     if not isinstance(variant, Config):
         not_a("variant", variant, "a Config (get_variant(op, name).config({...}) makes one) or None")
+    if op is not None:
+        from bole_runtime.kernels.variants import get_variant
+
+        try:
+            get_variant(op, variant.variant)
+        except ValueError as error:
+            raise ValueError(f"variant: {error}") from None
 
 
 def check_option(i: InputSpec, value: object) -> float:

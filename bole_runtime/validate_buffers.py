@@ -10,7 +10,11 @@ from bole_runtime.calls import CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
+from bole_runtime.kernels.problem import PENDING_BUCKETS
 from bole_runtime.validate import check_last_stride, check_state, check_tensor, meaning, not_a, wrong_shape
+from bole_runtime.validate_memory import apart, check_apart
+
+MAX_PENDING = PENDING_BUCKETS[-1]
 
 
 def check_pending(
@@ -30,8 +34,8 @@ def check_pending(
     if pending.k.dim() != 4:
         raise ValueError(f"pending.k: expected [slots, capacity, HK, dk], got shape {tuple(pending.k.shape)}")
     lead = (slots, pending.k.shape[1])
-    if lead[1] == 0:
-        raise ValueError("pending.k: the capacity, dimension 1, must be at least 1")
+    if not 1 <= lead[1] <= MAX_PENDING:
+        raise ValueError(f"pending.k: the capacity, dimension 1, must be 1 to {MAX_PENDING}, got {lead[1]}")
     if pending.k.shape != (*lead, *k.shape[-2:]):
         wrong_shape("pending.k", pending.k, (*lead, *k.shape[-2:]), "slots of the pool, capacity, HK, dk")
     if pending.v.shape != (*lead, *v.shape[-2:]):
@@ -111,17 +115,10 @@ def check_gate_buffers(
         raise ValueError(f"{name}: all must have the same strides, got {strides}")
 
 
-def _extent(t: torch.Tensor) -> int:
-    """Return the bytes from the first to past the last element."""
-    if t.numel() == 0:
-        return 0
-    return (sum((n - 1) * abs(s) for n, s in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()
-
-
 def check_out(
-    out: torch.Tensor, v: torch.Tensor, out_dtype: torch.dtype | None, inputs: tuple[tuple[str, torch.Tensor], ...]
+    out: torch.Tensor, v: torch.Tensor, out_dtype: torch.dtype | None, inputs: tuple[tuple[str, torch.Tensor], ...] = ()
 ) -> None:
-    """Check an output given by the caller: shape of v, and no memory shared with what is read.
+    """Check an output given by the caller: shape of v, and no memory shared with ``inputs``, if there are any.
 
     Raises:
         TypeError: a wrong type or dtype.
@@ -131,14 +128,51 @@ def check_out(
     if out.shape != v.shape:
         wrong_shape("out", out, v.shape, "the shape of v")
     check_last_stride("out", out)
-    if out.numel() and any(s == 0 and n > 1 for n, s in zip(out.shape, out.stride(), strict=True)):
-        raise ValueError(f"out: expanded (stride 0), so elements share memory; got strides {out.stride()}")
-    low = out.data_ptr()
-    high = low + _extent(out)
-    for name, t in inputs:
-        at = t.data_ptr()
-        if at < high and (at >= low or at + _extent(t) > low) and t.numel() and out.numel():
-            raise ValueError(f"out: overlaps {name} in memory; the output needs memory of its own")
+    if inputs and not apart((out,), (t for _, t in inputs)):
+        check_apart((("out", out),), inputs)
+
+
+def check_memory(
+    out: torch.Tensor | None, factors: Factors | None, workspace: torch.Tensor | None,
+    read: tuple[torch.Tensor, ...], gates: Mapping[str, torch.Tensor], pending: PendingChain | None,
+) -> None:  # fmt: skip
+    """Check that what a verification writes shares no memory with itself or with what it reads.
+
+    Args:
+        out: of the caller, or None. Same for ``factors`` and ``workspace``.
+        factors: buffers to fill.
+        workspace: scratch memory.
+        read: q, k, v, state and slots.
+        gates: of the call.
+        pending: the chain above the roots.
+
+    Raises:
+        ValueError: an overlap.
+    """
+    written: tuple[torch.Tensor, ...] = () if out is None else (out,)
+    if factors is not None:
+        written = (*written, factors.k, factors.v, *factors.gates.values())
+    if workspace is not None:
+        written = (*written, workspace)
+    everything = (*read, *gates.values())
+    if pending is not None:
+        everything = (*everything, pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
+    if apart(written, everything):
+        return
+    names = [] if out is None else ["out"]
+    if factors is not None:
+        names += ["factors.k", "factors.v", *(f"factors.gates[{name!r}]" for name in factors.gates)]
+    named = list(zip(("q", "k", "v", "state", "slots", *gates), everything, strict=False))
+    if pending is not None:
+        named += read_of_pending(pending)
+    check_apart(list(zip((*names, "workspace"), written, strict=False)), named)
+
+
+def read_of_pending(pending: PendingChain, name: str = "pending") -> list[tuple[str, torch.Tensor]]:
+    """Return the tensors of a pending chain by name."""
+    gates = ((f"{name}.gates[{gate!r}]", t) for gate, t in pending.gates.items())
+    counters = ((f"{name}.length", pending.length), (f"{name}.start", pending.start))
+    return [(f"{name}.k", pending.k), (f"{name}.v", pending.v), *gates, *counters]
 
 
 def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str) -> tuple[CommitLayer, ...]:
@@ -151,33 +185,92 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
     first = parts[0]
     layers: list[CommitLayer] = []
     starts: set[int] = set()
+    read: list[torch.Tensor] = []
     for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
-        if not isinstance(part, Factors):
-            not_a(f"factors[{n}]", part, "a Factors")
-        if part.tree is not first.tree or part.spec is not first.spec:
-            raise ValueError(f"factors[{n}]: all layers of a commit must share the tree and the family of factors[0]")
-        k, v = part.k, part.v
-        if k.shape[:-2] != first.tree.lead or v.shape[:-2] != first.tree.lead:
-            raise ValueError(
-                f"factors[{n}]: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the tree's rows {first.tree.lead}"
-            )
-        sizes = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
-        for gate in part.spec.node_gates(part.gate_mode):
-            expected = tuple(v.shape[:-1]) if gate.scalar else (*v.shape[:-2], *gate.sizes(*sizes))
-            if part.gates[gate.name].shape != expected:
-                wrong_shape(f"factors[{n}].gates[{gate.name!r}]", part.gates[gate.name], expected, meaning(gate))
+        of = f"factors[{n}]"
+        check_factors(of, part, first)
+        k, v, pending = part.k, part.v, part.pending
         name = "pool" if len(pools) == 1 else f"pool[{n}]"
         check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
-        slots, heads, dv, _ = pool.shape
-        stride = pool.stride()
-        if (stride[0] == 0 and slots > 1) or (stride[1] == 0 and heads > 1) or (stride[2] == 0 and dv > 1):
-            raise ValueError(f"{name}: expanded (stride 0), so rows share memory; a commit needs a row a slot")
-        if part.pending is not None and part.pending.k.shape[0] != slots:
-            raise ValueError(
-                f"{name}: {slots} slots, but the pending chain of its factors has {part.pending.k.shape[0]}"
-            )
+        slots = pool.shape[0]
+        if pending is not None:
+            if not isinstance(pending, PendingChain):
+                not_a(f"{of}.pending", pending, "a PendingChain or None")
+            if pending.k.shape[0] != slots:
+                raise ValueError(
+                    f"{name}: {slots} slots, but the pending chain of its factors has {pending.k.shape[0]}"
+                )
+            if pending.capacity > MAX_PENDING:
+                raise ValueError(
+                    f"{of}.pending.k: the capacity is {pending.capacity}, at most {MAX_PENDING} is allowed"
+                )
+            read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
         starts.add(pool.data_ptr() if slots else -1 - n)
+        read += (k, v, *part.gates.values())
         layers.append(CommitLayer(pool, part))
     if len(starts) != len(pools):
         raise ValueError("pool: two layers share a pool; every layer needs its own")
+    if not apart(pools, read):
+        named: list[tuple[str, torch.Tensor]] = []
+        for n, part in enumerate(parts):
+            named += ((f"factors[{n}].k", part.k), (f"factors[{n}].v", part.v))
+            named += ((f"factors[{n}].gates[{gate!r}]", t) for gate, t in part.gates.items())
+            if part.pending is not None:
+                named += read_of_pending(part.pending, f"factors[{n}].pending")
+        names = ["pool"] if len(pools) == 1 else [f"pool[{n}]" for n in range(len(pools))]
+        check_apart(list(zip(names, pools, strict=True)), named)
     return tuple(layers)
+
+
+def check_factors(name: str, part: Factors, first: Factors) -> None:
+    """Check factors given to a commit: those of a verification, or edited ones, of the tree and family of the first.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong shape, device, gate mode or gate name, or another tree or family than the first.
+    """
+    if not isinstance(part, Factors):
+        not_a(name, part, "a Factors")
+    tree, spec = part.tree, part.spec
+    if tree is not first.tree or spec is not first.spec:
+        raise ValueError(f"{name}: all layers of a commit must share the tree and the family of factors[0]")
+    device, k, v = tree.device, part.k, part.v
+    # One test for the usual case; the calls below it find out what is wrong.
+    if not (
+        isinstance(k, torch.Tensor)
+        and isinstance(v, torch.Tensor)
+        and k.dtype in DATA_DTYPES
+        and v.dtype is k.dtype
+        and k.device == device == v.device
+    ):
+        check_tensor(f"{name}.k", k, device, DATA_DTYPES)
+        check_tensor(f"{name}.v", v, device, (k.dtype,))
+    if k.shape[:-2] != tree.lead or v.shape[:-2] != tree.lead:
+        raise ValueError(f"{name}: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the tree's rows {tree.lead}")
+    heads, dims = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
+    if 0 in heads or 0 in dims or heads[1] % heads[0]:
+        raise ValueError(
+            f"{name}.v: HV = {heads[1]} must be a positive multiple of HK = {heads[0]}, dk and dv at least 1; got k "
+            f"{tuple(k.shape)} and v {tuple(v.shape)}"
+        )
+    if not k.stride()[-1] == v.stride()[-1] == 1:
+        check_last_stride(f"{name}.k", k)
+        check_last_stride(f"{name}.v", v)
+    mode, gates = part.gate_mode, part.gates
+    if mode not in spec.modes:
+        raise ValueError(
+            f"{name}.gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}"
+        )
+    if not isinstance(gates, Mapping):
+        not_a(f"{name}.gates", gates, "a mapping from gate names to tensors")
+    for i in (*spec.node_gates(mode), *spec.parameters(mode)):
+        if i.name not in gates:
+            if i.default is None:
+                raise ValueError(f"{name}.gates: missing {i.name}, which {spec.name!r} has with {mode!r} gates")
+            continue
+        t = gates[i.name]
+        if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
+            check_tensor(f"{name}.gates[{i.name!r}]", t, device, i.dtypes)
+        expected = i.sizes(heads, dims) if i.shape[0] != "node" else (*tree.lead, *i.sizes(heads, dims))
+        if t.shape != expected:
+            wrong_shape(f"{name}.gates[{i.name!r}]", t, expected, meaning(i))

@@ -6,6 +6,7 @@ have ranges that overlap and no byte in common, so ranges only tell where to loo
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Sequence
 from operator import itemgetter
 
@@ -13,15 +14,15 @@ import torch
 
 from bole_runtime.validate import not_a
 
-#: First byte, past the last one, whether it is written, place in the list it came from, name, tensor.
-_Span = tuple[int, int, bool, int, str, torch.Tensor]
-_LOW = itemgetter(0)
+#: Range (first byte, past the last one, whether it is written), place in the list it came from, name, tensor.
+_Span = tuple[tuple[int, int, bool], int, str, torch.Tensor]
+_RANGE = itemgetter(0)
 
 
 def extent(t: torch.Tensor) -> int:
     """Return the bytes from the first to past the last element."""
     if t.is_contiguous():
-        return t.numel() * t.element_size()
+        return t.nbytes
     if t.numel() == 0:
         return 0
     return (sum((n - 1) * s for n, s in zip(t.shape, t.stride(), strict=True)) + 1) * t.element_size()
@@ -46,38 +47,66 @@ def check_elements_apart(name: str, t: torch.Tensor) -> None:
         inner += (size - 1) * stride
 
 
+def apart(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool:
+    """Whether tensors to write to are contiguous and of ranges to themselves: the quick test for the usual case.
+
+    It knows no names: they take longer to format than the test does, and only :func:`check_apart` needs them.
+    """
+    spans: list[tuple[int, int]] = []
+    for t in written:
+        if not t.is_contiguous():
+            return False
+        at = t.data_ptr()
+        size = t.nbytes
+        if size:
+            spans.append((at, at + size))
+    if not spans:
+        return True
+    spans.sort()
+    ends: list[int] = []
+    end = 0
+    for low, high in spans:
+        if low < end:
+            return False
+        end = high
+        ends.append(high)
+    first = spans[0][0]
+    for t in read:
+        at = t.data_ptr()
+        if at < end:
+            past = at + (t.nbytes if t.is_contiguous() else extent(t))
+            # The first range that ends behind where this one begins.
+            if past > first and past > at and spans[bisect_right(ends, at)][0] < past:
+                return False
+    return True
+
+
 def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Iterable[tuple[str, torch.Tensor]]) -> None:
-    """Refuse tensors to write to that share memory with one another or with what is read.
+    """Refuse tensors to write to that share memory: elements of one, two of them, or one and what is read.
 
     Raises:
         ValueError: an overlap.
     """
-    spans: list[_Span] = []
-    low, high = 1 << 64, 0
     for name, t in written:
-        size = extent(t)
-        if size:
-            at = t.data_ptr()
-            spans.append((at, at + size, True, len(spans), name, t))
-            low, high = min(low, at), max(high, at + size)
-    for name, t in read:
-        at = t.data_ptr()
-        if at < high:
-            end = at + extent(t)
-            if end > low and end > at:
-                spans.append((at, end, False, len(spans), name, t))
-    spans.sort(key=_LOW)
-    if not _clash(spans):
+        check_elements_apart(name, t)
+    every = [(True, *w) for w in written] + [(False, *r) for r in read]
+    spans = [
+        ((at := t.data_ptr(), at + extent(t), writes), n, name, t)
+        for n, (writes, name, t) in enumerate(every)
+        if t.numel()
+    ]
+    spans.sort(key=_RANGE)
+    if not _clash(s[0] for s in spans):
         return
     for group in _touching(spans):
-        if _clash(group) and not _side_by_side(group):
+        if _clash(s[0] for s in group) and not _side_by_side(group):
             _name_overlap(group)
 
 
-def _clash(spans: Iterable[tuple[int, int, bool, *tuple[object, ...]]]) -> bool:
+def _clash(ranges: Iterable[tuple[int, int, bool]]) -> bool:
     """Whether a range that is written overlaps another, of ranges in ascending order."""
     end = end_written = -1
-    for low, high, written, *_ in spans:
+    for low, high, written in ranges:
         if low < end_written or (written and low < end):
             return True
         end = max(end, high)
@@ -91,26 +120,26 @@ def _touching(spans: list[_Span]) -> list[list[_Span]]:
     groups: list[list[_Span]] = []
     end = -1
     for span in spans:
-        if span[0] >= end:
+        if span[0][0] >= end:
             groups.append([])
         groups[-1].append(span)
-        end = max(end, span[1])
+        end = max(end, span[0][1])
     return groups
 
 
 def _side_by_side(spans: list[_Span]) -> bool:
     """Whether ranges repeat with one period, and have parts of the period to themselves: a proof that none overlap."""
-    first = spans[0]
-    size = first[5].element_size()
-    periods = {s * size for n, s in zip(first[5].shape, first[5].stride(), strict=True) if n > 1 and s > 0}
+    (base, _, _), _, _, first = spans[0]
+    size = first.element_size()
+    periods = {s * size for n, s in zip(first.shape, first.stride(), strict=True) if n > 1 and s > 0}
     for period in sorted(periods, reverse=True):
         parts: list[tuple[int, int, bool]] = []
-        for low, _, written, _, _, t in spans:
+        for (low, _, written), _, _, t in spans:
             item = t.element_size()
             inner = item + sum(
                 (n - 1) * s * item for n, s in zip(t.shape, t.stride(), strict=True) if s * item % period
             )
-            at = (low - first[0]) % period
+            at = (low - base) % period
             if at + inner > period:
                 break
             parts.append((at, at + inner, written))
@@ -122,11 +151,12 @@ def _side_by_side(spans: list[_Span]) -> bool:
 
 
 def _name_overlap(spans: list[_Span]) -> None:
-    spans = sorted(spans, key=itemgetter(3))
+    spans = sorted(spans, key=itemgetter(1))
     for n, a in enumerate(spans):
         for b in spans[n + 1 :]:
-            if (a[2] or b[2]) and a[0] < b[1] and b[0] < a[1] and not _side_by_side(sorted((a, b), key=_LOW)):
-                raise ValueError(f"{a[4]}: overlaps {b[4]} in memory; what is written needs memory of its own")
+            pair = sorted((a, b), key=_RANGE)
+            if _clash(s[0] for s in pair) and not _side_by_side(pair):
+                raise ValueError(f"{a[2]}: overlaps {b[2]} in memory; what is written needs memory of its own")
 
 
 def check_workspace(workspace: object, device: torch.device) -> None:

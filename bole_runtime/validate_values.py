@@ -39,6 +39,7 @@ def check_status(tree: TreeBatch) -> None:
             "depth above max_depth",
             "node count above max_nodes",
             "parent is no live node",
+            "more nodes in all than max_total",
         )
         faults = ", ".join(name for bit, name in enumerate(names) if status >> bit & 1)
         raise ValueError(f"tree: status {status} ({faults})")

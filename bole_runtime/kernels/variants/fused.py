@@ -17,6 +17,11 @@ def _applies(problem: Problem) -> str | None:
     return c.supports_family(problem)
 
 
+def _miscompiled(problem: Problem, state_dot: str, mix: str) -> bool:
+    """Whether k and q in one operand make a kernel that bole_codegen.compile.uniform_flow finds a fault in."""
+    return c.tile_rows(problem) == 64 and state_dot == "native" and mix == "bf16"
+
+
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     del gpu
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
@@ -26,6 +31,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "k rows of two segments are not stacked with q rows"
     if config["stack"] and not c.erases(problem):
         return "k rows of an additive family do not meet the state"
+    if config["stack"] and _miscompiled(problem, config["state_dot"], config["mix"]):
+        return "64 rows with a 16-bit state as it is: ptxas 12.8 (Triton 3.6) miscompiles such products"
     reason = c.check_compiler(problem, config, narrow=True)
     return reason or c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
@@ -37,16 +44,18 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     wide = 128 if c.tile_rows(problem) <= 32 and not few else 64
     bv = min(c.power_of_two(problem.dv), 32 if few and not (c.tile_rows(problem) == 64 and mix == "bf16") else wide)
     bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
+    state_dot = c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0]
+    stack = not problem.pending and c.erases(problem) and not _miscompiled(problem, state_dot, mix)
     return FUSED.config(
         {
             "orient": "nodes" if few else "state",
             "bv": bv,
-            "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
+            "state_dot": state_dot,
             "mix": mix,
             "solve": c.default_solve(problem),
             "warps": c.default_warps(problem, bv),
             "prefetch": True,
-            "stack": not problem.pending and c.erases(problem),
+            "stack": stack,
         }
     )
 
