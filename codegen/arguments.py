@@ -55,6 +55,8 @@ MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(22, 3, 3), "thor
 OFFLINE_EFFORTS = {"quick": Effort(5, 99, 1), "normal": Effort(8, 99, 2), "thorough": Effort(60, 99, 3)}
 #: What an explicit geometry is of, and whose models are searched, without ``--families``.
 DEFAULT_FAMILY = "gdn"
+#: Samplers take seeds below 2**32, and every bucket adds its place to that of the search.
+LARGEST_SEED = 2**31 - 1
 #: Seconds an offline search takes unless told otherwise.
 OFFLINE_BUDGET = 100.0
 
@@ -73,6 +75,16 @@ def _list_of(kind: Callable[[str], T], allowed: Sequence[str] | None = None) -> 
             raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
 
     return parse
+
+
+def _seed(text: str) -> int:
+    try:
+        value = int(text)
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
+    if not 0 <= value <= LARGEST_SEED:
+        raise argparse.ArgumentTypeError(f"{value} is not allowed; allowed: 0 to {LARGEST_SEED}")
+    return value
 
 
 def _words(*allowed: str) -> Callable[[str], list[str]]:
@@ -127,7 +139,7 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="SECONDS",
         help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline",
     )
-    much.add_argument("--seed", type=int, default=0, metavar="N", help="of samplers and inputs; default 0")
+    much.add_argument("--seed", type=_seed, default=0, metavar="N", help="of samplers and inputs; default 0")
     much.add_argument("--workers", type=int, metavar="N", help="processes that compile and check; default by cores")
     where = parser.add_argument_group("files")
     where.add_argument("--out", type=Path, default=Path("tuned"), metavar="DIR", help="tables; default ./tuned")
@@ -141,14 +153,15 @@ def make_parser() -> argparse.ArgumentParser:
     resume = where.add_mutually_exclusive_group()
     resume.add_argument("--resume", action="store_true", default=True, help="go on from the storage (the default)")
     resume.add_argument("--fresh", action="store_true", help="search these buckets anew")
-    tables = parser.add_argument_group("tables that exist (instead of a search)")
-    tables.add_argument("--show", action="store_true", help="print the tables of the GPU")
-    tables.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changed between two tables or folders")
-    tables.add_argument("--explain", metavar="KEY", help="which entry a call of that bucket takes, and why")
-    tables.add_argument("--reproduce", metavar="KEY", help="print a script that runs that kernel alone")
-    tables.add_argument("--verify", action="store_true", help="check and time every entry on this GPU")
-    tables.add_argument("--stale", action="store_true", help="entries tuned for other templates, specs or schemas")
-    tables.add_argument(
+    tables = parser.add_argument_group("tables that exist (instead of a search); one of them")
+    one = tables.add_mutually_exclusive_group()
+    one.add_argument("--show", action="store_true", help="print the tables of the GPU")
+    one.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changed between two tables or folders")
+    one.add_argument("--explain", metavar="KEY", help="which entry a call of that bucket takes, and why")
+    one.add_argument("--reproduce", metavar="KEY", help="print a script that runs that kernel alone")
+    one.add_argument("--verify", action="store_true", help="check and time every entry on this GPU")
+    one.add_argument("--stale", action="store_true", help="entries tuned for other templates, specs or schemas")
+    one.add_argument(
         "--exhaustive", action="store_true", help="search one bucket, then try everything: how close did it come?"
     )
     show = parser.add_argument_group("output")

@@ -86,6 +86,9 @@ def _gpu_of(args: argparse.Namespace) -> GpuRecord:
         return named
     name = _present(args.devices[0])
     offline = f"add --offline to compile for {named.title if named else 'a named GPU'} without one"
+    if args.verify:
+        # Its entries have to run: nothing offline stands in for that.
+        offline = "--verify runs every entry on the GPU of its table; without one, --show and --stale read tables"
     if name is None:
         raise UsageError(f"this machine has no CUDA GPU; {offline}")
     for index in args.devices[1:]:
@@ -99,7 +102,8 @@ def _gpu_of(args: argparse.Namespace) -> GpuRecord:
         raise UsageError(f"{gpus.explain_device_name(name)}; {offline}")
     if named is not None and named.key != found.key:
         raise UsageError(
-            f"this machine has {found.title} ({name!r}), not {named.title}; run with --gpu {found.key}, or {offline}"
+            f"this machine has {found.title} ({name!r}), not {named.title}; run with --gpu {found.key}"
+            f"{'; ' if args.verify else ', or '}{offline}"
         )
     if not found.supported:
         raise UsageError(f"{found.title} is not supported: {found.reason}")

@@ -84,6 +84,45 @@ def test_wrong_usage_says_what_to_do(arguments: str, words: str, capsys: pytest.
     assert words in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", [None, "NVIDIA H200", "Some GPU"])
+def test_a_recheck_is_not_told_to_go_offline(
+    name: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    present(monkeypatch, name)
+    assert cli.main(["--verify", "--gpu", "h100"]) == 2
+    error = capsys.readouterr().err
+    assert "--offline" not in error
+    assert "--verify runs every entry on the GPU of its table; without one, --show and --stale read tables" in error
+
+
+@pytest.mark.parametrize("seed", ["-1", str(2**32), str(2**31), "one"])
+def test_a_seed_that_no_sampler_takes(seed: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main([*TINY, "--seed", seed])
+    assert caught.value.code == 2
+    error = capsys.readouterr().err
+    assert "argument --seed: " in error
+    assert seed in error
+    assert make_parser().parse_args(["--seed", str(2**31 - 1)]).seed == 2**31 - 1
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        "--show --stale",
+        "--diff a b --show",
+        "--verify --explain key",
+        "--reproduce key --verify",
+        "--exhaustive --show",
+    ],
+)
+def test_one_action_with_tables_at_a_time(arguments: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["--gpu", "h200", *arguments.split()])
+    assert caught.value.code == 2
+    assert "not allowed with argument" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("arguments", ["--nodes a", "--nodes ,", "--precision exact", "--families mamba1", "--wrong"])
 def test_arguments_that_do_not_parse(arguments: str) -> None:
     with pytest.raises(SystemExit) as caught:

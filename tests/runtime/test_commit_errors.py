@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 import torch
 
-from bole_runtime import Factors, TreeBatch, backends, commit, verify
+from bole_runtime import Factors, PendingChain, TreeBatch, backends, commit, verify
+from bole_runtime.kernels.space import Config
 
 B, N, HK, HV, DK, DV, SLOTS = 2, 4, 2, 4, 8, 6, 5
 TREE = TreeBatch.from_parents(torch.tensor([[-1, 0, 0, 2], [-1, 0, 1, -2]]))
@@ -44,6 +45,12 @@ def call(**change: Any) -> None:
 
 def pool(*shape: int) -> torch.Tensor:
     return torch.zeros(*(shape or (SLOTS, HV, DV, DK)))
+
+
+def ring(capacity: int) -> PendingChain:
+    k, v = torch.zeros(SLOTS, capacity, HK, DK), torch.zeros(SLOTS, capacity, HV, DV)
+    counts = torch.zeros(SLOTS, dtype=torch.int32)
+    return PendingChain(k, v, {"g": v[..., 0], "beta": v[..., 1]}, counts, counts)
 
 
 CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
@@ -157,3 +164,41 @@ def test_factors_of_other_rows(change: dict[str, Any], message: str) -> None:
 def test_a_variant_is_a_configuration() -> None:
     with pytest.raises(TypeError, match="variant: expected a Config"):
         commit(torch.zeros(SLOTS, HV, DV, DK), torch.tensor([3, 1]), FACTORS, torch.tensor([2, 1]), variant="path")
+    config = Config("fused", ())
+    with pytest.raises(ValueError, match="variant: no 'commit' variant is called 'fused'"):
+        call(variant=config)
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "message"),
+    [
+        ({"gates": {}}, ValueError, r"factors\[0\]\.gates: missing g, which 'gdn' has with 'ready' gates"),
+        ({"gates": None}, TypeError, r"factors\[0\]\.gates: expected a mapping .*, got NoneType"),
+        (
+            {"gates": {"g": 1.0, "beta": 1.0}},
+            TypeError,
+            r"factors\[0\]\.gates\['g'\]: expected a torch\.Tensor, got float",
+        ),
+        (
+            {"gate_mode": "boo"},
+            ValueError,
+            r"factors\[0\]\.gate_mode: 'boo' is not allowed for 'gdn'; allowed: ready, raw",
+        ),
+        ({"gate_mode": "raw"}, ValueError, r"factors\[0\]\.gates: missing a, which 'gdn' has with 'raw' gates"),
+        ({"tree": None}, TypeError, r"factors\[0\]\.tree: expected a TreeBatch, got NoneType"),
+        ({"spec": "gdn"}, TypeError, r"factors\[0\]\.spec: expected a RecurrenceSpec, got str"),
+        ({"k": None}, TypeError, r"factors\[0\]\.k: expected a torch\.Tensor, got NoneType"),
+        ({"k": torch.zeros(B, N, 3, DK)}, ValueError, r"factors\[0\]\.v: HV = 4 must be a positive multiple of HK = 3"),
+        (
+            {"k": torch.zeros(B, N, HK, DK).bfloat16()},
+            TypeError,
+            r"factors\[0\]\.v: dtype torch\.float32 is not allowed",
+        ),
+        ({"k": torch.zeros(B, N, HK, 2 * DK)[..., ::2]}, ValueError, r"factors\[0\]\.k: the last dimension must be"),
+        ({"pending": {}}, TypeError, r"factors\[0\]\.pending: expected a PendingChain or None, got dict"),
+        ({"pending": ring(65)}, ValueError, r"factors\[0\]\.pending\.k: the capacity is 65, at most 64 is allowed"),
+    ],
+)
+def test_edited_factors(change: dict[str, Any], error: type[Exception], message: str) -> None:
+    with pytest.raises(error, match=message):
+        call(factors=FACTORS.replace(**change))

@@ -9,6 +9,9 @@ import torch
 
 from bole_runtime import Factors, PendingChain, TreeBatch, backends, verify
 from bole_runtime.calls import CommitCall, VerifyCall
+from bole_runtime.kernels.space import Config
+from bole_runtime.kernels.variants import all_variants
+from bole_runtime.validate_values import check_status
 
 B, N, HK, HV, DK, DV, SLOTS = 2, 4, 2, 4, 8, 6, 5
 
@@ -226,6 +229,14 @@ def test_capture_buffers() -> None:
         call({"factors": buffers().replace(k=torch.zeros(B, N, HK, DK + 1)[..., :DK])})
     with pytest.raises(ValueError, match="value_heads: 3 is not a positive multiple of key_heads = 2"):
         buffers(value_heads=3)
+    for name, value in (("key_heads", 2.0), ("key_heads", "2"), ("dk", True), ("dv", None)):
+        with pytest.raises(TypeError, match=f"{name}: expected an int, got {type(value).__name__}"):
+            buffers(**{name: value})
+    for name, wrong in (("dk", -1), ("dk", 0), ("dv", 0), ("key_heads", 0), ("value_heads", -4)):
+        with pytest.raises(ValueError, match=f"{name}: {wrong} is not allowed; allowed: 1 to"):
+            buffers(**{name: wrong})
+    with pytest.raises(TypeError, match="recurrence: expected the name of a family, got NoneType"):
+        buffers(recurrence=None)
 
 
 def chain(**change: Any) -> PendingChain:
@@ -246,8 +257,9 @@ def test_pending_chains() -> None:
         call({"pending": chain(k=torch.zeros(SLOTS + 1, 3, HK, DK))})
     with pytest.raises(ValueError, match=r"pending\.k: expected \[slots, capacity, HK, dk\]"):
         call({"pending": chain(k=torch.zeros(3, HK, DK))})
-    with pytest.raises(ValueError, match=r"pending\.k: the capacity"):
-        call({"pending": chain(k=torch.zeros(SLOTS, 0, HK, DK))})
+    for capacity in (0, 65, 5000):
+        with pytest.raises(ValueError, match=rf"pending\.k: the capacity, .* must be 1 to 64, got {capacity}"):
+            call({"pending": chain(k=torch.zeros(SLOTS, capacity, HK, DK))})
     with pytest.raises(AssertionError, match="the backend was reached"):
         call({"pending": chain()}, raw=True)
     gates = chain().gates
@@ -274,9 +286,20 @@ def test_a_faulty_tree_is_refused_where_values_are_checked() -> None:
         call({"tree": tree, "validate": False})
 
 
+def test_every_bit_of_a_status_has_a_name() -> None:
+    tree = TreeBatch(B, N, max_total=3, validate=False)
+    tree.pack_(torch.tensor([[-1, 0, 0], [-1, 0, -2]]))
+    with pytest.raises(ValueError, match=r"tree: status 16 \(more nodes in all than max_total\)"):
+        check_status(tree)
+
+
 def test_a_variant_is_a_configuration() -> None:
     with pytest.raises(TypeError, match=r"variant: expected a Config .* or None, got str"):
         call({"variant": "fused"})
+    commits = all_variants("commit")[0]
+    config = Config(commits.name, tuple((p.name, p.choices[0]) for p in commits.params))
+    with pytest.raises(ValueError, match="variant: no 'verify' variant is called 'steps'; known: 'fused'"):
+        call({"variant": config})
 
 
 def test_a_number_beyond_floats() -> None:
