@@ -91,12 +91,18 @@ def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Iterable[tupl
         check_elements_apart(name, t)
     if written[0][1].is_meta:
         return  # no memory, and addresses that mean nothing
-    every = [(True, *w) for w in written] + [(False, *r) for r in read]
-    spans = [
-        ((at := t.data_ptr(), at + extent(t), writes), n, name, t)
-        for n, (writes, name, t) in enumerate(every)
-        if t.numel()
-    ]
+    spans: list[_Span] = []
+    low, high = 1 << 64, 0
+    for name, t in written:
+        at = t.data_ptr()
+        end = at + extent(t)
+        if end > at:
+            spans.append(((at, end, True), len(spans), name, t))
+            low, high = min(low, at), max(high, end)
+    for name, t in read:
+        at = t.data_ptr()
+        if at < high and low < at + extent(t) > at:
+            spans.append(((at, at + extent(t), False), len(spans), name, t))
     spans.sort(key=_RANGE)
     if not _clash(s[0] for s in spans):
         return
