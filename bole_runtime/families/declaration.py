@@ -82,8 +82,9 @@ def _check_decay(spec: RecurrenceSpec) -> None:
 
 
 def _check_kernels(spec: RecurrenceSpec) -> None:
-    """Check that the templates have what a family needs: a decay of one value, and an additive or a delta rule."""
-    delta = spec.erase == "decayed" and spec.decay == "scalar" and spec.merged and spec.erase_key[0] == "k"
+    """Check that the templates have what a family needs: one value as a decay or none, an additive or a delta rule."""
+    delta = spec.erase == "decayed" and spec.decay != "head" and spec.merged
+    delta = delta and spec.erase_key == ("k", *spec.write_value[1:])
     scalars = spec.keeps_ready and spec.decay != "channel" and all(i.per_head for i in _all_parameters(spec))
     ready = spec.node_gates("ready")
     roles = {i.name: i.role for i in ready}
