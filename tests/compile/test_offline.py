@@ -50,6 +50,7 @@ def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
 
 
 SSD = USUAL.replace(family="mamba2", dv=64, group=16, qk_l2norm=False)
+CHANNEL = USUAL.replace(family="kda", group=1)
 DELTA = USUAL.replace(family="deltanet", group=1)
 PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
 
@@ -68,6 +69,10 @@ PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
         ("two_stage", DELTA.replace(precision="lossless", pending=16)),
         ("steps", DELTA.replace(op="commit", precision="lossless")),
         ("path", DELTA.replace(op="commit")),
+        ("fused", CHANNEL),
+        ("fused", CHANNEL.replace(precision="lossless", gate_mode="ready", work=32)),
+        ("fused", CHANNEL.replace(family="gla", pending=16, qk_l2norm=False)),
+        ("steps", CHANNEL.replace(op="commit", precision="lossless", pending=16)),
     ],
     ids=lambda x: x if isinstance(x, str) else x.family,
 )
