@@ -201,7 +201,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
     FamilyEntry("kda", _entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=30, types=(FP32, FP32), mode="ready")),
     FamilyEntry("gla", _entry(pin("fused", bv=64, commit=_STEPS), mode="ready", pending=16)),
-    FamilyEntry("gla", _entry(pin("fused", bv=32, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
+    FamilyEntry("gla", _entry(pin("fused", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
 )
 
 
