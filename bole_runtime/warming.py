@@ -102,7 +102,7 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
     capture = None
     if captured:
         capture = Factors.allocate(
-            tree, key_heads=g.hk, value_heads=g.hv, dk=g.dk, dv=g.dv, dtype=g.dtype, recurrence=g.spec
+            tree, key_heads=g.hk, value_heads=g.hv, dk=g.dk, dv=g.dv, dtype=g.dtype, recurrence=g.spec, gate_mode=mode
         )
     v = normal(*lead, g.hv, g.dv).to(g.dtype)
     return VerifyCall(
@@ -242,6 +242,7 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
     from bole_runtime.backends.triton_backend import select
     from bole_runtime.backends.triton_backend.commit import commit_problem
     from bole_runtime.backends.triton_backend.verify import verify_problem
+    from bole_runtime.kernels.variants import served
 
     # The kernels do not depend on the batch, only the choice among them does: check with few requests.
     call = _call(g, min(batch, 2), precision, captured)
@@ -263,6 +264,8 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
         ),
     ]
     for problem, check, bound in problems:
+        if not served(problem):
+            continue  # The torch backend serves it.
         if g.device.type == "cuda":
             _admit(problem, check, bound, g.device, report)
         config, _ = select.choose(problem, g.device, None)

@@ -14,6 +14,7 @@ from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
 from bole_runtime import __version__
 from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
+from bole_runtime.kernels.variants import served
 
 T = TypeVar("T")
 
@@ -247,9 +248,12 @@ def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
                 depths=args.depth,
                 shape=args.shape,
             ):
-                found.setdefault(target.problem, target)
+                if served(target.problem):
+                    found.setdefault(target.problem, target)
     except ValueError as error:
         raise UsageError(str(error)) from error
     if not found:
-        raise UsageError("nothing to search: no shipped model has the families asked for")
+        raise UsageError(
+            "nothing to search: no shipped model has the families asked for, or no kernels serve the sizes asked for"
+        )
     return tuple(sorted(found.values(), key=lambda t: t.problem))

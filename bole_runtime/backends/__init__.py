@@ -39,7 +39,7 @@ class Backend(NamedTuple):
 _loaded: dict[str, Backend] = {}
 _forced: str | None = None
 _env_read = False
-#: Families that were warned about.
+#: What was warned about.
 _warned: set[str] = set()
 
 
@@ -98,7 +98,7 @@ def get_backend(device: torch.device, spec: RecurrenceSpec | None = None) -> Bac
     """
     name = backend_name(device)
     if name == "triton" and spec is not None and not spec.kernels:
-        name = _without_kernels(spec)
+        name = without_kernels(spec)
     backend = _loaded.get(name)
     if backend is None:
         module = import_module(BACKENDS[name])
@@ -106,19 +106,25 @@ def get_backend(device: torch.device, spec: RecurrenceSpec | None = None) -> Bac
     return backend
 
 
-def _without_kernels(spec: RecurrenceSpec) -> str:
+def without_kernels(spec: RecurrenceSpec, for_what: str = "") -> str:
+    """Return the backend that serves what a family has no kernels for: ``torch``, with one warning a process.
+
+    Args:
+        spec: the family.
+        for_what: empty where it has none at all; otherwise the problems it has none for.
+
+    Raises:
+        NotImplementedError: ``triton`` was asked for by name.
+    """
+    lacks = f"family {spec.name!r} has no Triton kernels{f' for {for_what}' if for_what else ''}"
     if _forced == "triton":
         raise NotImplementedError(
-            f"recurrence: family {spec.name!r} has no Triton kernels; BOLE_BACKEND=torch serves it, and so does a "
-            "device whose backend is not forced"
+            f"recurrence: {lacks}; BOLE_BACKEND=torch serves it, and so does a device whose backend is not forced"
         )
-    if spec.name not in _warned:
-        _warned.add(spec.name)
-        warnings.warn(
-            f"family {spec.name!r} has no Triton kernels: it runs on the torch backend, which is correct but slow",
-            stacklevel=4,
-        )
+    if lacks not in _warned:
+        _warned.add(lacks)
+        warnings.warn(f"{lacks}: it runs on the torch backend, which is correct but slow", stacklevel=5)
     return "torch"
 
 
-__all__ = ["BACKENDS", "Backend", "backend_name", "get_backend", "set_backend"]
+__all__ = ["BACKENDS", "Backend", "backend_name", "get_backend", "set_backend", "without_kernels"]

@@ -88,6 +88,8 @@ GLA = RecurrenceSpec(
         option("normalizer", "raw", 16.0, "divides the log of the sigmoid", low=1e-3),
     ),
     make_ready={"raw": _from_raw},
+    kernels=True,
+    gate_formula="log_sigmoid",
 )
 
 

@@ -82,9 +82,15 @@ def _check_decay(spec: RecurrenceSpec) -> None:
 
 
 def _check_kernels(spec: RecurrenceSpec) -> None:
-    """Check that the templates have what a family needs: a decay of one value, and an additive or a delta rule."""
-    delta = spec.erase == "decayed" and spec.decay == "scalar" and spec.merged and spec.erase_key[0] == "k"
-    scalars = spec.keeps_ready and spec.decay != "channel" and all(i.per_head for i in _all_parameters(spec))
+    """Check that the templates have what a family needs: an additive or a delta rule, and no vectors but the decay."""
+    delta = spec.erase == "decayed" and spec.decay != "head" and spec.merged
+    delta = delta and spec.erase_key == ("k", *spec.write_value[1:])
+    vectors = [i for mode in spec.modes for i in spec.node_gates(mode) if not i.scalar]
+    wide = [i for i in _all_parameters(spec) if not i.per_head]
+    if spec.decay == "channel":
+        scalars = all(i.role == "log_decay" for i in vectors) and all(i.shape == ("HV", "dk") for i in wide)
+    else:
+        scalars = not vectors and not wide
     ready = spec.node_gates("ready")
     roles = {i.name: i.role for i in ready}
     written = [roles.get(name, "") for name in spec.write_value[1:]]
@@ -92,7 +98,7 @@ def _check_kernels(spec: RecurrenceSpec) -> None:
         _bad(spec, "kernels: the templates have no such gates or updates")
     if spec.write_key != ("k",) or spec.output != "after" or len(spec.skip) not in (0, 2):
         _bad(spec, "kernels: the templates write k, read the new state, and skip v times a parameter")
-    if len(ready) != len(written) + (spec.decay == "scalar"):
+    if len(ready) != len(written) + (spec.decay in ("scalar", "channel")):
         _bad(spec, "kernels: the templates know a log-decay and a write gate a node")
     if (len(spec.modes) > 1) != bool(spec.gate_formula):
         _bad(spec, "gate_formula: needed for kernels with raw gates, and only then")

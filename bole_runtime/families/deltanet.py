@@ -35,4 +35,6 @@ DELTANET = RecurrenceSpec(
     erase_key=("k", "beta"),
     erase_write=("k",),
     write_value=("v", "beta"),
+    kernels=True,
+    gate_formula="sigmoid",
 )

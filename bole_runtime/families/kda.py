@@ -49,4 +49,6 @@ KDA = RecurrenceSpec(
     erase_key=("k", "beta"),
     erase_write=("k",),
     write_value=("v", "beta"),
+    kernels=True,
+    gate_formula="bounded_sigmoid",
 )

@@ -97,7 +97,8 @@ class RecurrenceSpec:
         output: see :data:`Output`.
         normed: the inputs that ``qk_l2norm`` is about.
         kernels: whether Triton kernels exist; the triton backend leaves other families to the torch backend, or
-            refuses them when it was asked for by name.
+            refuses them when it was asked for by name. So it does with sizes that no variant takes: those of a decay a
+            key channel are limited.
         gate_formula: how the templates compute ready gates from raw ones (parts/gates.jinja), for a family with
             kernels and raw gates.
     """

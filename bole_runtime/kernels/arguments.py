@@ -25,7 +25,8 @@ class Argument:
         kind: ``in``, ``state``, ``gate``, ``f32``, ``i32``, ``index`` for pointers (the element type), ``scratch``
             for fp32 buffers of the runtime's own, ``int`` and ``float`` for scalars, ``stride`` for strides.
         optional: a pointer that is None in the usual call.
-        aligned: a stride that is a multiple of 16 elements in the usual call.
+        aligned: a stride that is a multiple of 16 elements in the usual call, or a pointer to a gate that is one of
+            16 bytes and read as wide as q, k and v are.
         unit: a stride that is 1 in the usual call.
     """
 
@@ -43,7 +44,7 @@ class Argument:
         """
         if self.kind == "stride":
             return self.aligned or self.unit
-        return self.kind in ("in", "state", "scratch")
+        return self.aligned or self.kind in ("in", "state", "scratch")
 
 
 def _pointers(kind: str, *names: str, optional: bool = False) -> tuple[Argument, ...]:
@@ -63,12 +64,34 @@ def _layout(problem: Problem) -> GateLayout:
 
 
 def _gates(problem: Problem, names: tuple[str, ...]) -> tuple[Argument, ...]:
-    optional = _layout(problem).optional
-    return tuple(Argument(_pointer(n), "gate", n in optional) for n in names)
+    layout = _layout(problem)
+    return tuple(Argument(_pointer(n), "gate", n in layout.optional, n in layout.vectors) for n in names)
 
 
 def _gate_strides(problem: Problem) -> tuple[Argument, ...]:
-    return tuple(s for name in _layout(problem).nodes for s in _strides(name, "bnh", aligned=False))
+    layout = _layout(problem)
+    vectors = (n for n in layout.parameters if n in layout.vectors)
+    return (
+        *(s for name in layout.nodes for s in _strides(name, "bnh", aligned=name in layout.vectors)),
+        *(s for name in vectors for s in _strides(name.lower(), "h")),
+    )
+
+
+def _kept(problem: Problem, prefix: str, optional: bool = False) -> tuple[Argument, ...]:
+    """Gates in buffers of Bole's own."""
+    layout = _layout(problem)
+    if layout.keeps_ready:
+        return _pointers("f32", *(f"{prefix}{name}_ptr" for name in layout.kept), optional=optional)
+    return tuple(Argument(f"{prefix}{_pointer(n)}", "gate", optional, n in layout.vectors) for n in layout.kept)
+
+
+def _kept_strides(problem: Problem, prefix: str, dims: str) -> tuple[Argument, ...]:
+    """Their strides: ready gates have one layout, the others each its own."""
+    layout = _layout(problem)
+    if layout.keeps_ready:
+        return _strides(f"{prefix}g", dims, aligned=False) if layout.kept else ()
+    each = ((f"{prefix}{name.lower()}", name in layout.vectors) for name in layout.kept)
+    return tuple(s for name, vector in each for s in _strides(name, f"{dims}h", aligned=vector))
 
 
 def _options(problem: Problem) -> tuple[Argument, ...]:
@@ -78,16 +101,14 @@ def _options(problem: Problem) -> tuple[Argument, ...]:
 def _pending(problem: Problem) -> tuple[Argument, ...]:
     if not problem.pending:
         return ()
-    ready = _layout(problem).ready
     return (
         *_pointers("in", "pk_ptr", "pv_ptr"),
-        *_pointers("f32", *(f"p{name}_ptr" for name in ready)),
+        *_kept(problem, "p"),
         *_pointers("i32", "plength_ptr", "pstart_ptr"),
         Argument("pcapacity", "int"),
         *_strides("pk", "snh"),
         *_strides("pv", "snh"),
-        # All gates of a ring have one layout.
-        *(_strides("pg", "sn", aligned=False) if ready else ()),
+        *_kept_strides(problem, "p", "sn"),
     )
 
 
@@ -104,7 +125,7 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         *_pointers("i32", "depths_ptr"),
         *_pointers("in", "out_ptr"),
         *_pointers("in", "ck_ptr", "cv_ptr", optional=True),
-        *_pointers("f32", *(f"c{name}_ptr" for name in layout.ready), optional=True),
+        *_kept(problem, "c", optional=True),
         *_pointers("scratch", "work_ptr", "weights_ptr", optional=True),
         *_pending(problem),
         Argument("nodes", "int"),
@@ -122,7 +143,7 @@ def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
         *_strides("s", "shr"),
         *_strides("ck", "bn"),
         *_strides("cv", "bn"),
-        *(_strides("cg", "bn", aligned=False) if layout.ready else ()),
+        *_kept_strides(problem, "c", "bn"),
     )
 
 
@@ -132,7 +153,7 @@ def commit_pointers(problem: Problem) -> tuple[Argument, ...]:
         *_pointers("state", "state_ptr"),
         *_pointers("in", "k_ptr", "v_ptr"),
         *_gates(problem, _layout(problem).tensors),
-        *(a for a in _pending(problem) if a.kind in ("in", "f32", "i32")),
+        *(a for a in _pending(problem) if a.kind in ("in", "f32", "i32", "gate")),
     )
 
 
@@ -160,12 +181,17 @@ def commit_arguments(problem: Problem, table: bool) -> tuple[Argument, ...]:
 
 def gate_tensors(problem: Problem) -> tuple[str, ...]:
     """Pointers to gates of an operation, in the order of its arguments and of ``gate_dtypes``."""
-    layout = _layout(problem)
-    return tuple(_pointer(n) for n in (layout.verify_tensors if problem.op == "verify" else layout.tensors))
+    verify, layout = problem.op == "verify", _layout(problem)
+    kept: tuple[Argument, ...] = () if layout.keeps_ready or not problem.pending else _kept(problem, "p")
+    if verify and not layout.keeps_ready:
+        kept = (*kept, *_kept(problem, "c"))
+    return (*(_pointer(n) for n in (layout.verify_tensors if verify else layout.tensors)), *(a.name for a in kept))
 
 
 def usual_gate_dtypes(problem: Problem) -> tuple[str, ...]:
     """Element types of the gate inputs of a usual call, in the order of the family's spec."""
     layout = _layout(problem)
     nodes = "bf16" if problem.gate_mode == "raw" else "fp32"
-    return (nodes,) * len(layout.nodes) + ("fp32",) * (len(gate_tensors(problem)) - len(layout.nodes))
+    given = len(layout.verify_tensors if problem.op == "verify" else layout.tensors)
+    kept = (nodes,) * (len(gate_tensors(problem)) - given)
+    return (nodes,) * len(layout.nodes) + ("fp32",) * (given - len(layout.nodes)) + kept

@@ -55,10 +55,12 @@ class KernelChoice:
 
     def _look_up(self, geometry: LayerGeometry, mode: str, tree: TreeBatch, l2norm: bool) -> Kernels:
         from bole_runtime.backends.triton_backend import select
-        from bole_runtime.kernels.variants import get_variant
+        from bole_runtime.kernels.variants import get_variant, served
 
         batch = self._config.max_batch if self._pinned else tree.max_batch
         problem = verify_problem(self._config, geometry, mode, tree.max_nodes, tree.max_depth, batch, l2norm)
+        if not served(problem):
+            return Kernels(0, None)
         config, _ = select.choose(problem, self._device, None)
         sizes = get_variant("verify", config.variant).workspace(problem, config, tree.max_batch, geometry.value_heads)
         return Kernels(sum(sizes), config if self._pinned else None)

@@ -126,7 +126,7 @@ def memory_of(config: StateConfig, scratch: int = 0) -> MemoryPlan:
 def _scratch(config: StateConfig, gpu: str) -> int:
     """Return the largest scratch memory that a verification of the full capacity takes on a GPU."""
     from bole_runtime import gpus
-    from bole_runtime.kernels.variants import get_variant
+    from bole_runtime.kernels.variants import get_variant, served
     from bole_runtime.state.kernels import verify_problem
     from bole_runtime.tables.lookup import Dispatcher
 
@@ -140,6 +140,8 @@ def _scratch(config: StateConfig, gpu: str) -> int:
             problem = verify_problem(
                 config, layer, mode, config.max_nodes, config.max_depth, config.max_batch, layer.spec.qk_l2norm
             )
+            if not served(problem):
+                continue
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 chosen = tables.resolve(problem, name, limits).config

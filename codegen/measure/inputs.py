@@ -93,26 +93,27 @@ def _family_gates(
     ready: dict[str, Tensor] = {}
     if "raw" in spec.modes:
         for i in (*spec.node_gates("raw"), *spec.parameters("raw")):
+            sizes = i.sizes((work.hk, work.hv), (work.dk, work.dv))
             raw[i.name] = (
-                normal(*lead, work.hv).to(dtype) if i.shape[0] == "node" else _parameter(i.name, work.hv, uniform)
+                normal(*lead, *sizes).to(dtype) if i.shape[0] == "node" else _parameter(i.name, sizes, uniform)
             )
         options = {i.name: i.default or 0.0 for i in spec.options("raw")}
         ready = {name: t.float() for name, t in spec.make_ready["raw"](raw, options).items()}
         return raw, {**ready, **{i.name: raw[i.name] for i in spec.parameters("ready")}}
     for i in (*spec.node_gates("ready"), *spec.parameters("ready")):
-        shape = (*lead, work.hv) if i.shape[0] == "node" else (work.hv,)
+        shape = (*(lead if i.shape[0] == "node" else ()), *i.sizes((work.hk, work.hv), (work.dk, work.dv)))
         ready[i.name] = -uniform(*shape) if i.role == "log_decay" else uniform(*shape)
     return raw, ready
 
 
-def _parameter(name: str, heads: int, uniform: Callable[..., Tensor]) -> Tensor:
+def _parameter(name: str, sizes: tuple[int, ...], uniform: Callable[..., Tensor]) -> Tensor:
     """Draw a parameter as trained models have it; see :func:`make_layer_inputs`."""
     if name == "A_log":
-        return torch.log(uniform(heads) * 16 + 1e-3)
+        return torch.log(uniform(*sizes) * 16 + 1e-3)
     if name == "dt_bias":
-        dt = torch.exp(uniform(heads) * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
+        dt = torch.exp(uniform(*sizes) * (math.log(0.1) - math.log(1e-3)) + math.log(1e-3))
         return dt + torch.log(-torch.expm1(-dt))
-    return uniform(heads)
+    return uniform(*sizes)
 
 
 def make_layer_inputs(
@@ -226,5 +227,5 @@ def input_bytes_per_layer(work: Workload, extra_slots: int = 2) -> int:
     item = TORCH_DTYPES[work.in_dtype].itemsize
     tokens = work.batch * work.nodes
     pool = work.state_bytes // work.batch * (work.batch + extra_slots)
-    gates = tokens * work.hv * (2 * item + 8)
+    gates = tokens * (work.hv * (2 * item + 8) if work.family == "gdn" else work.drawn_gate_bytes_per_node)
     return pool + tokens * (2 * work.hk * work.dk + work.hv * work.dv) * item + gates + tokens * work.hv * work.dv * 4

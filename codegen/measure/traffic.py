@@ -6,6 +6,7 @@ are a few bytes a node.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -61,18 +62,28 @@ class Workload:
     @property
     def gate_bytes_per_node(self) -> int:
         """Bytes of the gate inputs of one node."""
-        gates = len(get_family(self.family).node_gates(self.gate_mode))
-        return gates * self.hv * (_size(self.in_dtype) if self.gate_mode == "raw" else 4)
+        return self._values(self.gate_mode) * (_size(self.in_dtype) if self.gate_mode == "raw" else 4)
+
+    def _values(self, mode: str) -> int:
+        """Gates of one node."""
+        sizes = (self.hk, self.hv), (self.dk, self.dv)
+        return sum(math.prod(i.sizes(*sizes)) for i in get_family(self.family).node_gates(mode))
 
     @property
-    def ready_bytes_per_node(self) -> int:
-        """Bytes of the ready gates of one node, in fp32."""
-        return 4 * len(get_family(self.family).node_gates("ready")) * self.hv
+    def drawn_gate_bytes_per_node(self) -> int:
+        """Bytes of the gates of one node in every mode."""
+        modes = get_family(self.family).modes
+        return sum(self._values(m) * (4 if m == "ready" else _size(self.in_dtype)) for m in modes)
+
+    @property
+    def kept_bytes_per_node(self) -> int:
+        """Bytes of the gates that factors keep of one node: ready ones in fp32, or those of the call."""
+        return 4 * self._values("ready") if get_family(self.family).keeps_ready else self.gate_bytes_per_node
 
     @property
     def factor_bytes_per_node(self) -> int:
-        """Bytes of one node's state factors when captured: k, v as given, ready gates in fp32."""
-        return (self.hk * self.dk + self.hv * self.dv) * _size(self.in_dtype) + self.ready_bytes_per_node
+        """Bytes of one node's state factors when captured: k, v as given, and gates."""
+        return (self.hk * self.dk + self.hv * self.dv) * _size(self.in_dtype) + self.kept_bytes_per_node
 
     @property
     def snapshot_bytes(self) -> int:
@@ -125,7 +136,7 @@ def verify_traffic(work: Workload, captured: bool = False) -> Traffic:
     # A pending token has no output and no query, only k, v and gates.
     pending = w.batch * w.pending * ((w.hk * w.dk + w.hv * w.dv) * size + w.gate_bytes_per_node)
     spec = get_family(w.family)
-    constants = len(spec.parameters(w.gate_mode)) * w.hv * 4
+    constants = sum(math.prod(i.sizes((w.hk, w.hv), (w.dk, w.dv))) for i in spec.parameters(w.gate_mode)) * 4
     m = n + w.pending
     # Rows that are erased from meet the state, the keys and the pseudo-values.
     erased = m if spec.erase != "none" else 0
@@ -158,7 +169,7 @@ def commit_traffic(work: Workload, accepted: int | Sequence[int], captured: bool
     live = [c for c in counts if c > 0]
     tokens = sum(c + work.pending for c in live)
     state = work.state_bytes // max(1, work.batch) * len(live)
-    gates = work.ready_bytes_per_node if captured else work.gate_bytes_per_node
+    gates = work.kept_bytes_per_node if captured else work.gate_bytes_per_node
     per_node = (work.hk * work.dk + work.hv * work.dv) * _size(work.in_dtype) + gates
     return Traffic(
         state_read=state,

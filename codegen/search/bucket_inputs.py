@@ -161,12 +161,14 @@ class BucketInputs:
     def _part(self, ops: Operands, rows: list[int], used: Tensor) -> Operands:
         """Return the operands of some requests in fp64."""
         index = torch.tensor(rows, device=used.device)
+        problem = self.target.problem
+        per_node = {i.name for i in get_family(problem.family).node_gates(problem.gate_mode)}
         # The pool may be large: only the slots that are read are widened.
         return Operands(
             ops.q[index],
             ops.k[index],
             ops.v[index],
-            {n: g[index] if isinstance(g, Tensor) and g.dim() > 1 else g for n, g in ops.gates.items()},
+            {n: g[index] if n in per_node else g for n, g in ops.gates.items()},
             ops.state[used],
             torch.arange(len(rows), dtype=torch.int32, device=used.device),
             TreeBatch.from_parents(self.inputs.parents[index], validate=False),

@@ -136,10 +136,13 @@ def make_pending(problem: Problem, hk: int, hv: int, slots: int, like: Tensor, s
     def normal(*shape: int) -> Tensor:
         return torch.randn(shape, generator=generator, device=like.device)
 
-    # A ring holds ready gates in every gate mode.
-    ready = get_family(problem.family).node_gates("ready")
-    gates = {i.name: normal(slots, cap, hv) for i in ready}
-    for i in ready:
+    spec = get_family(problem.family)
+    kept = spec.kept_mode(problem.gate_mode)
+    sizes = (hk, hv), (problem.dk, problem.dv)
+    gates = {i.name: normal(slots, cap, *i.sizes(*sizes)) for i in spec.node_gates(kept)}
+    if kept != "ready":
+        gates = {name: gate.to(like.dtype) for name, gate in gates.items()}
+    for i in spec.node_gates("ready") if kept == "ready" else ():
         if i.role == "log_decay":
             gates[i.name].abs_().neg_()
         elif i.role == "write_gate":
@@ -172,7 +175,8 @@ def small_operands(problem: Problem, device: torch.device | str, seed: int) -> O
     used = [s for s in _SLOTS if s >= 0]
     state[[s for s in range(_POOL) if s not in used]] = math.nan
     gates = dict(layer.gates(problem.gate_mode))
-    for tensor in (layer.q, layer.k, layer.v, *(g for g in gates.values() if g.dim() > 1)):
+    nodes_gates = [gates[i.name] for i in get_family(problem.family).node_gates(problem.gate_mode)]
+    for tensor in (layer.q, layer.k, layer.v, *nodes_gates):
         tensor[1] = math.nan
         tensor[3, nodes - 2 :] = math.nan
     pending = make_pending(problem, hk, hv, _POOL, layer.q, seed + 1, full=False) if problem.pending else None

@@ -35,6 +35,7 @@ from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, Variant
+from bole_runtime.kernels.variants.common import channels
 
 #: Microseconds for a kernel to start and drain inside a graph.
 LATENCY = 2.2
@@ -139,7 +140,9 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
     readout = 4.0 * rows * dk * bv * _passes(get, "state_dot", "tf32") + 2.0 * rows**2 * bv * _passes(
         get, "mix", "tf32"
     )
-    prepare = 4.0 * rows**2 * dk + float(rows) ** 3 * _passes(get, "solve", "tf32x3")
+    # Rows that decay by channel meet as fp32.
+    exact = PASSES["tf32x3"] if channels(problem) else 1
+    prepare = 4.0 * rows**2 * dk * exact + float(rows) ** 3 * _passes(get, "solve", "tf32x3")
     if len(grids) == 1:
         solve = heads * prepare * tiles if not chunk else grids[0] * 4.0 * rows**2 * bv
         steps = rows if not chunk else rows * 0.6 + rows / chunk * 8

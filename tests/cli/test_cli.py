@@ -169,6 +169,14 @@ def test_families_without_raw_gates_are_given_ready_ones() -> None:
     assert [(p.family, p.gate_mode) for p in problems] == [("lightning", "ready"), ("mamba2", "raw")]
 
 
+def test_only_sizes_that_have_kernels_are_searched() -> None:
+    words = "--families kda --hk 2 --hv 2 --dk 64 --dv 64 --nodes 16,64,128 --batch 4 --precision fast --ops verify"
+    targets = targets_of(make_parser().parse_args(words.split()))
+    assert [t.problem.nodes for t in targets] == [16, 64]
+    with pytest.raises(UsageError, match="no kernels serve the sizes asked for"):
+        targets_of(make_parser().parse_args(words.replace("16,64,128", "128").split()))
+
+
 def test_effort_and_budget() -> None:
     def options(line: str) -> Any:
         return options_of(make_parser().parse_args(line.split()))

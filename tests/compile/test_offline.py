@@ -50,6 +50,8 @@ def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
 
 
 SSD = USUAL.replace(family="mamba2", dv=64, group=16, qk_l2norm=False)
+CHANNEL = USUAL.replace(family="kda", group=1)
+DELTA = USUAL.replace(family="deltanet", group=1)
 PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
 
 
@@ -63,10 +65,18 @@ PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
         ("fused", PLAIN.replace(family="simple_gla", gate_mode="raw", work=32)),
         ("steps", PLAIN.replace(family="lightning", op="commit")),
         ("path", PLAIN.replace(family="linear_attention", op="commit")),
+        ("fused", DELTA),
+        ("two_stage", DELTA.replace(precision="lossless", pending=16)),
+        ("steps", DELTA.replace(op="commit", precision="lossless")),
+        ("path", DELTA.replace(op="commit")),
+        ("fused", CHANNEL),
+        ("fused", CHANNEL.replace(precision="lossless", gate_mode="ready", work=32)),
+        ("fused", CHANNEL.replace(family="gla", pending=16, qk_l2norm=False)),
+        ("steps", CHANNEL.replace(op="commit", precision="lossless", pending=16)),
     ],
     ids=lambda x: x if isinstance(x, str) else x.family,
 )
-def test_additive_families(name: str, problem: Problem) -> None:
+def test_other_families(name: str, problem: Problem) -> None:
     for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:
         assert compile_offline(kernel, problem, H200).spill_bytes == 0, kernel.name
 

@@ -155,8 +155,8 @@ def test_only_families_with_templates_run_on_triton(monkeypatch: pytest.MonkeyPa
             assert backends.get_backend(device, FAMILIES[name]).name == "torch"
     assert backends.get_backend(device, FAMILIES["gdn"]).name == "triton"
     set_backend("triton")
-    with pytest.raises(NotImplementedError, match="family 'kda' has no Triton kernels; BOLE_BACKEND=torch serves it"):
-        backends.get_backend(device, FAMILIES["kda"])
+    with pytest.raises(NotImplementedError, match="family 'gdn2' has no Triton kernels; BOLE_BACKEND=torch serves it"):
+        backends.get_backend(device, FAMILIES["gdn2"])
 
 
 def test_a_spec_that_is_not_registered_has_no_reference() -> None:

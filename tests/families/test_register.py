@@ -160,7 +160,7 @@ def test_declarations_that_contradict_themselves(changes: dict[str, object], mes
         ("mamba2", {"write_value": ("v",)}, "kernels: the templates know a log-decay and a write gate a node"),
         ("mamba2", {"gate_formula": ""}, "gate_formula: needed for kernels with raw gates"),
         ("lightning", {"gate_formula": "softplus_step"}, "gate_formula: needed for kernels with raw gates"),
-        ("kda", {"kernels": True}, "kernels: the templates have no such gates or updates"),
+        ("gdn2", {"kernels": True}, "kernels: the templates have no such gates or updates"),
     ],
 )
 def test_kernels_of_what_the_templates_do_not_have(name: str, changes: dict[str, object], message: str) -> None:

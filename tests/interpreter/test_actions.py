@@ -35,9 +35,11 @@ def test_rows_do_what_their_action_says(variant: str) -> None:
         ("lightning", "ready", (), "steps"),
         ("simple_gla", "raw", (), "path"),
         ("linear_attention", "ready", (), "steps"),
+        ("deltanet", "raw", (), "steps"),
+        ("deltanet", "ready", (), "path"),
     ],
 )
-def test_layers_of_additive_families(family: str, mode: str, without: tuple[str, ...], variant: str) -> None:
+def test_layers_of_other_families(family: str, mode: str, without: tuple[str, ...], variant: str) -> None:
     setup = Setup(
         bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), torch.float32, torch.float32, "lossless"
     )

@@ -24,8 +24,8 @@ def test_checks_every_size() -> None:
     assert "4 sizes" in str(report)
 
 
-@pytest.mark.parametrize("family", ["mamba2", "lightning", "simple_gla"])
-def test_additive_families(family: str) -> None:
+@pytest.mark.parametrize("family", ["mamba2", "lightning", "simple_gla", "kda"])
+def test_other_families(family: str) -> None:
     report = warmup(
         key_heads=1, value_heads=2, dk=32, dv=16, max_batch=1, max_nodes=4, dtype=torch.float32, layers=2, device="cpu",
         recurrence=family, captured=True,

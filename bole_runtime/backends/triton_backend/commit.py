@@ -10,7 +10,13 @@ import torch
 
 from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
-from bole_runtime.backends.triton_backend.verify import chain_sizes, chain_tensors, option_values, rows_strides
+from bole_runtime.backends.triton_backend.verify import (
+    chain_sizes,
+    chain_tensors,
+    gate_strides,
+    option_values,
+    rows_strides,
+)
 from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.variants import get_variant
@@ -33,7 +39,10 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
     nodes, depth, capacity, work = buckets(
         tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
     )
-    names = gate_layout(call.spec.name, factors.gate_mode).tensors
+    layout = gate_layout(call.spec.name, factors.gate_mode)
+    gates = [(name, factors.gates.get(name)) for name in layout.tensors]
+    if pending is not None and not layout.keeps_ready:
+        gates += [(name, pending.gates[name]) for name in layout.kept]
     return Problem(
         "commit",
         call.spec.name,
@@ -49,7 +58,7 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
         capacity,
         work,
         factors.qk_l2norm,
-        tuple(_gate_dtype(factors.gates.get(name), name) for name in names),
+        tuple(_gate_dtype(gate, name) for name, gate in gates),
     )
 
 
@@ -74,7 +83,7 @@ def _shape_arguments(call: CommitCall, layer: CommitLayer) -> tuple[tuple[Any, .
         *option_values(layout, factors.beta_scale, factors.options),
         *rows_strides(factors.k, packed),
         *rows_strides(factors.v, packed),
-        *[s for name in layout.nodes for s in rows_strides(factors.gates[name], packed)],
+        *gate_strides(layout, factors.gates, packed),
         *((0, words[0]) if packed else words[:2]),
         *layer.pool.stride()[:3],
     )

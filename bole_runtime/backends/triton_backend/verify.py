@@ -10,7 +10,7 @@ from bole_runtime.backends.triton_backend.reach import REACH, check_reach
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
 from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.variants import get_variant
+from bole_runtime.kernels.variants import get_variant, served
 
 if TYPE_CHECKING:
     from collections.abc import Mapping
@@ -34,13 +34,28 @@ def option_values(layout: GateLayout, beta_scale: float, options: Mapping[str, f
 def chain_tensors(layout: GateLayout, pending: PendingChain) -> tuple[torch.Tensor, ...]:
     """Return the tensors of a pending chain in the order of kernel arguments."""
     gates = pending.gates
-    return (pending.k, pending.v, *(gates[name] for name in layout.ready), pending.length, pending.start)
+    return (pending.k, pending.v, *(gates[name] for name in layout.kept), pending.length, pending.start)
 
 
 def chain_sizes(layout: GateLayout, pending: PendingChain) -> tuple[int, ...]:
-    """Return capacity and strides of a pending chain in the order of kernel arguments. Its gates have one layout."""
-    gates = pending.gates[layout.ready[0]].stride()[:2] if layout.ready else ()
+    """Return capacity and strides of a pending chain in the order of kernel arguments."""
+    gates = kept_strides(layout, pending.gates, False)
     return (pending.capacity, *pending.k.stride()[:3], *pending.v.stride()[:3], *gates)
+
+
+def kept_strides(layout: GateLayout, gates: Mapping[str, torch.Tensor], packed: bool) -> tuple[int, ...]:
+    """Return the strides of gates in buffers of Bole's own. Ready ones have one layout, and their heads stride 1."""
+    if layout.keeps_ready:
+        return rows_strides(gates[layout.kept[0]], packed)[:2] if layout.kept else ()
+    return tuple(s for name in layout.kept for s in rows_strides(gates[name], packed))
+
+
+def gate_strides(layout: GateLayout, gates: Mapping[str, torch.Tensor], packed: bool) -> tuple[int, ...]:
+    """Return the strides of the gates of a call, and those over heads of parameters that are vectors."""
+    strides = [s for name in layout.nodes for s in rows_strides(gates[name], packed)]
+    if layout.vectors:
+        strides += [gates[n].stride(0) if n in gates else 0 for n in layout.parameters if n in layout.vectors]
+    return tuple(strides)
 
 
 def verify_problem(call: VerifyCall) -> Problem:
@@ -98,6 +113,14 @@ def _workspace(call: VerifyCall, sizes: tuple[int, int]) -> tuple[torch.Tensor |
     return work[: sizes[0]], work[sizes[0] : total]
 
 
+def _without_kernels(call: VerifyCall, problem: Problem) -> None:
+    from bole_runtime import backends
+    from bole_runtime.backends import torch_backend
+
+    backends.without_kernels(call.spec, f"{problem.nodes} nodes and {problem.pending} pending tokens")
+    torch_backend.verify(call)
+
+
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out`` (and ``call.capture``) for one call; no host synchronisation."""
     batch, heads = call.slots.shape[0], call.v.shape[-2]
@@ -105,17 +128,21 @@ def verify(call: VerifyCall) -> None:
         return
     _check_reach(call)
     problem = verify_problem(call)
+    if call.spec.decay == "channel" and call.variant is None and not served(problem):
+        _without_kernels(call, problem)
+        return
     config, kernels = choose(problem, call.q.device, call.variant)
     variant = get_variant("verify", config.variant)
     work, weights = _workspace(call, variant.workspace(problem, config, batch, heads))
     tree, packed, capture, pending = call.tree, call.tree.is_packed, call.capture, call.pending
     layout, gates = gate_layout(call.spec.name, call.gate_mode), call.gates
     words = tree.ancestors.stride()
-    captured: tuple[Any, ...] = (None,) * (2 + len(layout.ready))
-    capture_strides: tuple[int, ...] = (0, 0, 0, 0, 0, 0) if layout.ready else (0, 0, 0, 0)
+    captured: tuple[Any, ...] = (None,) * (2 + len(layout.kept))
+    capture_strides = (0,) * (4 + layout.kept_strides)
     if capture is not None:
-        captured = (capture.k, capture.v, *(capture.gates[name] for name in layout.ready))
-        capture_strides = tuple(s for t in captured[:3] for s in rows_strides(t, packed)[:2])
+        captured = (capture.k, capture.v, *(capture.gates[name] for name in layout.kept))
+        capture_strides = tuple(s for t in captured[:2] for s in rows_strides(t, packed)[:2])
+        capture_strides += kept_strides(layout, capture.gates, packed)
     chain: tuple[Any, ...] = ()
     if pending is not None:
         chain = (*chain_tensors(layout, pending), *chain_sizes(layout, pending))
@@ -143,7 +170,7 @@ def verify(call: VerifyCall) -> None:
         *rows_strides(call.q, packed),
         *rows_strides(call.k, packed),
         *rows_strides(call.v, packed),
-        *[s for name in layout.nodes for s in rows_strides(gates[name], packed)],
+        *gate_strides(layout, gates, packed),
         *rows_strides(call.out, packed),
         *((0, words[0]) if packed else words[:2]),
         *call.state.stride()[:3],

@@ -5,6 +5,9 @@ A new variant is a module here and a template; nothing else lists them.
 
 from __future__ import annotations
 
+import functools
+
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Variant
 from bole_runtime.kernels.variants.chunked import CHUNKED
 from bole_runtime.kernels.variants.commit import COMMIT
@@ -20,6 +23,12 @@ _ALL: tuple[Variant, ...] = (FUSED, TWO_STAGE, CHUNKED, COMMIT_STEPS, COMMIT, TR
 def all_variants(op: str) -> tuple[Variant, ...]:
     """Return the variants of an operation, in order of preference for the analytic default."""
     return tuple(v for v in _ALL if v.op == op)
+
+
+@functools.lru_cache(maxsize=4096)
+def served(problem: Specialisation) -> bool:
+    """Whether a variant takes a problem at all. Families with a decay a key channel have kernels for some only."""
+    return any(v.applies(problem) is None for v in all_variants(problem.op))
 
 
 def get_variant(op: str, name: str) -> Variant:

@@ -119,6 +119,25 @@ def weights(problem: Problem) -> int:
     return 4 if scaled(problem) else 2
 
 
+def channels(problem: Problem) -> bool:
+    """Whether every key channel decays by itself: decayed rows are fp32, and no key head's products are shared."""
+    return gate_layout(problem.family, problem.gate_mode).decay_per_channel
+
+
+def check_one_decay(problem: Problem) -> str | None:
+    """Reason why a variant that takes one decay a node and head, or none, cannot serve a family, or None."""
+    if channels(problem):
+        return f"family {problem.family!r} has a decay a key channel, which this variant does not take"
+    return supports_family(problem)
+
+
+def row_dots(problem: Problem) -> tuple[str, ...]:
+    """Return the values of ``state_dot`` that keep the precision profile of a verification, best first."""
+    if channels(problem):
+        return ("tf32",) if problem.precision == "fast" else ("tf32x3",)
+    return state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
+
+
 def check_precision(problem: Problem, config: Config, whole: bool = False) -> str | None:
     """Reason why the precision parameters of a verify configuration do not fit the problem, or None.
 
@@ -128,7 +147,7 @@ def check_precision(problem: Problem, config: Config, whole: bool = False) -> st
         whole: all rows are solved in one block.
     """
     allowed = {
-        "state_dot": state_dots(problem.in_dtype, problem.state_dtype, problem.precision),
+        "state_dot": row_dots(problem),
         "mix": mixes(problem.precision),
         # Where nothing is solved, one name will do.
         "solve": solves(problem.precision, problem.qk_l2norm and whole and erases(problem)),
@@ -145,14 +164,15 @@ def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]
 
     A programmatic launch has not been slower where a GPU has it.
     """
-    rows, dots = tile_rows(problem), state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
+    rows, dots = tile_rows(problem), row_dots(problem)
     return {
         "bv": lambda v: v <= power_of_two(problem.dv),
         "bk": lambda v: min(128, power_of_two(problem.dk, 32)) <= v <= power_of_two(problem.dk, 32),
         "state_dot": lambda v: v in dots,
         "mix": lambda v: v in mixes(problem.precision),
         "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm and erases(problem)),
-        "stack": lambda v: not v or erases(problem),
+        "prefetch": lambda v: not v or not channels(problem),
+        "stack": lambda v: not v or (erases(problem) and not channels(problem)),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
         # Two tiles of 64 value columns each, at least: there is nothing to walk over otherwise.
@@ -209,6 +229,10 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "FORMULA_OPTIONS": gates.formula_options,
         "DECAY": gates.decay,
         "HEAD_DECAY": gates.decay_per_head,
+        "CHANNEL": gates.decay_per_channel,
+        "KEEPS_READY": gates.keeps_ready,
+        "KEPT": gates.kept,
+        "VECTORS": tuple(name.lower() for name in sorted(gates.vectors)),
         "WRITE": gates.write,
         "ERASE": gates.erases,
         "SKIP": gates.skip.lower(),

@@ -9,7 +9,7 @@ import torch
 from bole_runtime import Config, TreeBatch, get_family
 from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, CommitLayer, RowAction
-from bole_runtime.factors import Factors, PendingChain, ready_gates
+from bole_runtime.factors import Factors, PendingChain, kept_gates
 from bole_runtime.reference import commit_sequential, flush_sequential
 from bole_testing.cases.base import Inputs, Setup, dense_tree, make_inputs, make_pending, packed_tree, random_parents
 from bole_testing.close import assert_close, assert_same_bits
@@ -48,7 +48,7 @@ def _check_ring(setup: Setup, factors: Factors, before: PendingChain, rows: dict
     """Compare a ring with what it was and what was appended; ``rows`` is slot -> (request, path)."""
     after = factors.pending
     assert after is not None
-    gates = ready_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale, factors.options)
+    gates = kept_gates(factors.spec, factors.gates, factors.gate_mode, factors.beta_scale, factors.options)
     pairs = [("k", before.k, after.k, factors.k, 0.0), ("v", before.v, after.v, factors.v, 0.0)]
     pairs += [(n, before.gates[n], after.gates[n], gates[n], 2e-6) for n in before.gates]
     tree = factors.tree

@@ -43,6 +43,8 @@ _WALK = {"prefetch": False, "programs": 256}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
 _MAMBA2 = {"family": "mamba2", "dk": 128, "dv": 64, "group": 16, "qk_l2norm": False}
 _LIGHTNING = {"family": "lightning", "group": 1, "qk_l2norm": False}
+_GLA = {"family": "gla", "group": 1, "qk_l2norm": False}
+_DELTANET = {"family": "deltanet", "group": 1}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
     "verify_fused_ready_lossless": _golden("fused", {"bv": 32}),
@@ -69,6 +71,11 @@ GOLDENS: dict[str, Golden] = {
     ),
     "commit_mamba2_layers_raw_pending": _golden("path", {}, 1, pending=16, gate_mode="raw", **_MAMBA2),
     "commit_steps_lightning_ready_pending": _golden("steps", {}, pending=16, **_LIGHTNING),
+    "verify_channels_kda_ready_lossless": _golden("fused", {"bv": 32}, family="kda", group=1),
+    "verify_channels_gla_raw_fast_pending": _golden("fused", {}, pending=16, **_GLA, **_RAW_FAST),
+    "commit_steps_kda_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="kda", group=1, gate_mode="raw"),
+    "verify_fused_deltanet_raw_fast": _golden("fused", {"bv": 32}, **_DELTANET, **_RAW_FAST),
+    "commit_deltanet_raw_lossless": _golden("path", {}, gate_mode="raw", **_DELTANET),
     "tree_conv_silu": _conv_golden("gather"),
     "tree_conv_bias_dynamic_pending": _conv_golden(
         "gather", width=3, length=3, state_dtype="fp32", bias=True, silu=False, dynamic=True, pending=16

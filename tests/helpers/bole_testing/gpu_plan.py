@@ -190,6 +190,18 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("simple_gla", _entry(pin("fused", orient="state", bv=32), nodes=20, dims=ODD, pending=5, capture=True)),
     FamilyEntry("simple_gla", _entry(pin("two_stage", prefetch=True), "fast", types=(FP16, FP16))),
     FamilyEntry("linear_attention", _entry(pin("fused", bv=64), "fast", nodes=60, mode="ready", types=(FP32, FP32))),
+    FamilyEntry("deltanet", _entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
+    FamilyEntry("deltanet", _entry(pin("fused", bv=32, commit=_PATH), nodes=20, dims=ODD, heads=(1, 1), packed=True)),
+    FamilyEntry("deltanet", _entry(pin("two_stage", programs=128, bv=64), mode="ready", pending=16, capture=True)),
+    FamilyEntry("deltanet", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, types=(FP16, FP16))),
+    FamilyEntry("deltanet", _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=100, mode="ready")),
+    FamilyEntry("kda", _entry(pin("fused", commit=_STEPS), heads=(2, 2), mode="ready", capture=True)),
+    FamilyEntry("kda", _entry(pin("fused", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
+    FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_STEPS), nodes=20, dims=ODD, heads=(1, 3), packed=True)),
+    FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
+    FamilyEntry("kda", _entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=30, types=(FP32, FP32), mode="ready")),
+    FamilyEntry("gla", _entry(pin("fused", bv=64, commit=_STEPS), mode="ready", pending=16)),
+    FamilyEntry("gla", _entry(pin("fused", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
 )
 
 

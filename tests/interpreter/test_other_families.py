@@ -1,5 +1,6 @@
-"""The additive families on every variant, interpreted, against their own float64 recurrence: padding nodes and slots
-full of NaN, a pending chain, captured factors, dense and packed trees, ready and raw gates, sizes no tile divides."""
+"""The families besides Gated DeltaNet with one decay a head or none, on every variant, interpreted, against their own
+float64 recurrence: padding nodes and slots full of NaN, a pending chain, captured factors, dense and packed trees,
+ready and raw gates, sizes no tile divides."""
 
 from __future__ import annotations
 
@@ -19,8 +20,8 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 FP32, FP16 = torch.float32, torch.float16
 TWO, THREE, ONE = (2, 4), (1, 3), (1, 1)
-ADDITIVE = [name for name in KERNEL_FAMILIES if FAMILIES[name].erase == "none"]
-CALLS = [(name, mode) for name in ADDITIVE for mode in FAMILIES[name].modes]
+NAMES = [name for name in KERNEL_FAMILIES if name != "gdn" and FAMILIES[name].decay != "channel"]
+CALLS = [(name, mode) for name in NAMES for mode in FAMILIES[name].modes]
 
 
 def draw(
@@ -44,14 +45,21 @@ PROBLEMS: dict[str, tuple[Pin, Draw]] = {
     ),
     "chunked": (pin("chunked", chunk=16, bv=16), draw((30, 21), ONE, (24, 40), pending=5)),
 }
+#: What only a solve has: its other form, and k rows that meet the state apart from q rows.
+SOLVES: dict[str, tuple[Pin, Draw]] = {
+    "fused-inverse": (pin("fused", bv=16, solve="fp32", commit=PATH), draw((11, 14), TWO, (40, 20))),
+    "fused-apart": (pin("fused", bv=16, stack=False, commit=PATH), draw((13, 9), THREE, (20, 36), packed=True)),
+    "two_stage-inverse": (pin("two_stage", bv=16, solve="fp32"), draw((17, 6), ONE, (24, 20), pending=5)),
+}
 
 
 def _calls() -> list[object]:
     found = []
     for i, (name, mode) in enumerate(CALLS):
         for j, label in enumerate(PROBLEMS):
-            # Raw gates of Mamba2 have the most in them; of the others every other one will do.
-            marks = [] if (name, mode) == ("mamba2", "raw") or (i + j) % 2 == 0 else [pytest.mark.slow]
+            # Raw gates of Mamba2 have the most in them, and DeltaNet solves; of the others every other one will do.
+            most = (name, mode) == ("mamba2", "raw") or FAMILIES[name].erase != "none"
+            marks = [] if most or (i + j) % 2 == 0 else [pytest.mark.slow]
             found.append(pytest.param(name, mode, label, id=f"{name}-{mode}-{label}", marks=marks))
     return found
 
@@ -67,6 +75,26 @@ def test_variants(name: str, mode: str, label: str) -> None:
     run_family_draw(setup, name, replace(problem, mode=mode, capture=(i + j) % 3 == 0))
 
 
+@pytest.mark.parametrize("mode", ["ready", "raw"])
+@pytest.mark.parametrize("label", SOLVES)
+def test_solves_without_decay(label: str, mode: str) -> None:
+    pinned, problem = SOLVES[label]
+    turn = list(SOLVES).index(label) + (mode == "raw")
+    setup = pinned_setup(pinned, "cpu", (FP32, FP16)[turn % 2], FP32, ("lossless", "fast")[turn // 2 % 2])
+    run_family_draw(setup, "deltanet", replace(problem, mode=mode))
+
+
+@pytest.mark.parametrize("pinned", [pin("fused", bv=32, commit=STEPS), pin("two_stage", bv=32, commit=PATH)], ids=str)
+@pytest.mark.parametrize("beta", [1.0, 2.0])
+def test_repeated_keys_without_decay(beta: float, pinned: Pin) -> None:
+    setup = pinned_setup(pinned, "cpu", FP16, FP32, "lossless")
+    tree = dense_tree(setup, [list(range(-1, 31))])
+    gates = {"beta": torch.full((1, 32, 2), beta)}
+    inputs = family_inputs(setup, FAMILIES["deltanet"], tree, heads=(1, 2), gates=gates)
+    inputs.k.copy_(inputs.k[:, :1].clone().expand_as(inputs.k))
+    check_commit(setup, inputs, check_verify(setup, inputs), [31])
+
+
 #: What a call may leave out or give besides.
 OPTIONS = {
     "without_skip": ("mamba2", "ready", {"D": None}, {}),
@@ -75,6 +103,8 @@ OPTIONS = {
     "normalizer": ("simple_gla", "raw", {"normalizer": 2.0}, {}),
     "normed": ("simple_gla", "ready", {}, {"qk_l2norm": True}),
     "normed_lightning": ("lightning", "ready", {}, {"qk_l2norm": True, "scale": 0.5}),
+    "negative_eigenvalues": ("deltanet", "raw", {"beta_scale": 2.0}, {}),
+    "unnormalised": ("deltanet", "ready", {}, {"qk_l2norm": False, "scale": 0.2}),
 }
 
 
