@@ -18,7 +18,8 @@ from bole_codegen.search.results import CandidateError, Failed, Timed
 from bole_codegen.search.targets import Geometry, Target, make_targets
 from bole_runtime.kernels.space import Config
 
-GOOD, BAD, BROKEN = (Config(name, ()) for name in ("good", "bad", "broken"))
+# The torch backend, which stands for the device here, reads of a configuration only whose it is.
+GOOD, BAD, BROKEN = (Config(name, ()) for name in ("fused", "two_stage", "chunked"))
 
 
 class Graph:
