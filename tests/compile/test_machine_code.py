@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-import bole_runtime.kernels.variants.common as common
+import bole_runtime.kernels.variants.miscompiled as miscompiled
 from bole_codegen.compile import CompileError, compile_offline
 from bole_codegen.compile.machine_code import faults
 from bole_codegen.render import render
@@ -82,7 +82,7 @@ def test_one_register_for_both_halves_of_a_sum() -> None:
 
 @pytest.mark.slow
 def test_a_kernel_that_ran_wrong_is_refused_before_it_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(common, "narrow_product", lambda problem, config: False)
+    monkeypatch.setattr(miscompiled, "narrow_product", lambda problem, config: False)
     limits = gpus.get("h200").limits()
     default = get_variant("verify", "fused").default(PROBLEM, limits)
     (kernel,) = render(PROBLEM, get_variant("verify", "fused").config({**default.as_dict(), "bv": 32, "stack": False}))

@@ -64,6 +64,9 @@ def test_a_kernel_that_ran_wrong_is_refused_before_it_runs() -> None:
     problem = Problem("verify", "gdn", 128, 128, 2, "bf16", "bf16", "raw", "fast", 64, 64, 0, 32)
     values = {"orient": "nodes", "bv": 64, "state_dot": "native", "mix": "bf16", "solve": "fp16", "warps": 4}
     config = get_variant("verify", "fused").config({**values, "prefetch": True, "stack": True})
+    reason = get_variant("verify", "fused").reason(problem, config, limits)
+    assert reason is not None
+    assert "miscompiles" in reason
     (kernel,) = render(problem, config)
     with pytest.raises(CompileError, match=r"miscompiled by ptxas: .* depends on the way there"):
         compile_offline(kernel, problem, limits)

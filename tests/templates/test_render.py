@@ -114,3 +114,11 @@ def test_launch_options_are_part_of_the_name() -> None:
     more = dataclasses.replace(made.plan, num_warps=2 * made.plan.num_warps)
     other = module._render_plan(SMALL[0], more)
     assert other.name != made.name
+
+
+def test_the_second_kernel_of_a_chain_may_not_start_before_the_inputs_of_the_first_are_there() -> None:
+    # It reads them too, and waits for the first kernel only afterwards.
+    problem = SMALL[0].replace(work=4096)
+    prepare, readout = render(problem, default_config(problem, LIMITS))
+    assert prepare.source.index("gdc_wait()") < prepare.source.index("gdc_launch_dependents()")
+    assert "gdc_launch_dependents()" in readout.source

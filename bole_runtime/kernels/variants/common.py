@@ -295,32 +295,6 @@ def check_blocks(problem: Problem, config: Config) -> str | None:
     return check_state_tile(problem, config["bv"], config["bk"], config["warps"])
 
 
-def narrow_product(problem: Problem, config: Config) -> bool:
-    """Whether the product with the pseudo-values is one whose descriptor ptxas 12.8 gets wrong in some kernels.
-
-    A search finds the others: bole_codegen.compile.machine_code reads the fault off the machine code.
-    """
-    sizes = tile_rows(problem) >= 64 and config["bv"] <= 32 and config["warps"] >= 4
-    return sizes and config["orient"] == "nodes" and config["mix"] in ("bf16", "bf16x3")
-
-
-def check_compiler(problem: Problem, config: Config, narrow: bool) -> str | None:
-    """Reason why Triton 3.6 cannot be trusted with a configuration, or None. Each was seen to give wrong numbers.
-
-    Args:
-        problem: the problem.
-        config: the configuration.
-        narrow: the product with the pseudo-values is in a kernel that gets :func:`narrow_product` wrong.
-    """
-    if narrow and narrow_product(problem, config):
-        return "64 rows by 32 value columns in bf16: ptxas 12.8 (Triton 3.6) miscompiles such products"
-    rows, columns = tile_rows(problem), config["bv"]
-    left, right = (columns, rows) if config["orient"] == "state" else (rows, columns)
-    if config["warps"] == 8 and left == 64 and (right <= 16 or config["orient"] == "state"):
-        return "64 rows for two groups of 4 warps: Triton 3.6 gives both groups the same rows in some kernels"
-    return None
-
-
 def check_state_tile(problem: Problem, bv: int, bk: int, warps: int) -> str | None:
     """Reason why a block of the state or its accumulators do not suit a number of warps, or None."""
     threads = 32 * warps

@@ -6,6 +6,7 @@ from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
+from bole_runtime.kernels.variants.miscompiled import check_compiler, stacked_product
 
 #: The middle is at most 40 away: e^40 times a key as large as is squared is in fp32, and e^-40 keeps two tf32 terms.
 WIDEST = 80.0
@@ -27,11 +28,6 @@ def _applies(problem: Problem) -> str | None:
     return c.supports_family(problem)
 
 
-def _miscompiled(problem: Problem, state_dot: str, mix: str) -> bool:
-    """Whether k and q in one operand make a kernel that bole_codegen.compile.uniform_flow finds a fault in."""
-    return c.tile_rows(problem) == 64 and state_dot == "native" and mix == "bf16"
-
-
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     del gpu
     reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
@@ -43,9 +39,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "where every key channel decays by itself, rows and state are read a few channels at a time"
     if config["stack"] and not c.erases(problem):
         return "k rows of an additive family do not meet the state"
-    if config["stack"] and _miscompiled(problem, config["state_dot"], config["mix"]):
-        return "64 rows with a 16-bit state as it is: ptxas 12.8 (Triton 3.6) miscompiles such products"
-    reason = c.check_compiler(problem, config, narrow=True)
+    reason = check_compiler(problem, config, narrow=True, stack=config["stack"])
     return reason or c.check_state_tile(problem, config["bv"], c.power_of_two(problem.dk), config["warps"])
 
 
@@ -58,7 +52,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
     state_dot = c.row_dots(problem)[0]
     stack = not problem.pending and c.erases(problem) and not c.channels(problem)
-    stack = stack and not _miscompiled(problem, state_dot, mix)
+    stack = stack and not stacked_product(problem, state_dot, mix)
     orient, warps = "nodes" if few else "state", c.default_warps(problem, bv)
     if c.channels(problem):
         # What all rows make of a slice is costly and wide: tiles of 64 leave it the most registers (16 rows: 185 of a

@@ -6,6 +6,7 @@ from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
+from bole_runtime.kernels.variants.miscompiled import check_compiler
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
@@ -60,7 +61,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
-    reason = c.check_compiler(problem, config, narrow=config["programs"] > 0)
+    reason = check_compiler(problem, config, narrow=config["programs"] > 0)
     return reason or c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
 
 
