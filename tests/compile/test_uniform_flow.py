@@ -2,14 +2,9 @@
 
 from __future__ import annotations
 
-import pytest
+from pathlib import Path
 
-from bole_codegen.compile import CompileError, compile_offline
 from bole_codegen.compile.uniform_flow import split_descriptors
-from bole_codegen.render import render
-from bole_runtime import gpus
-from bole_runtime.kernels import Problem
-from bole_runtime.kernels.variants import get_variant
 
 PRODUCT = "HGMMA.64x64x16.F32.BF16 R24, R56, gdesc[UR8].tnspB, R24, gsb0"
 
@@ -57,16 +52,12 @@ def test_code_without_products() -> None:
     assert split_descriptors(code("UMOV UR4, URZ", "EXIT")) == []
 
 
-@pytest.mark.slow
-def test_a_kernel_that_ran_wrong_is_refused_before_it_runs() -> None:
-    """On an H200 its error was 0.11 for trees of up to 11 levels, whose solve takes the first of two loops alone."""
-    limits = gpus.get("h200").limits()
-    problem = Problem("verify", "gdn", 128, 128, 2, "bf16", "bf16", "raw", "fast", 64, 64, 0, 32)
-    values = {"orient": "nodes", "bv": 64, "state_dot": "native", "mix": "bf16", "solve": "fp16", "warps": 4}
-    config = get_variant("verify", "fused").config({**values, "prefetch": True, "stack": True})
-    reason = get_variant("verify", "fused").reason(problem, config, limits)
-    assert reason is not None
-    assert "miscompiles" in reason
-    (kernel,) = render(problem, config)
-    with pytest.raises(CompileError, match=r"miscompiled by ptxas: .* depends on the way there"):
-        compile_offline(kernel, problem, limits)
+def test_a_kernel_that_ran_wrong() -> None:
+    """Its error on an H200 was 0.11 for trees of up to 11 levels, whose solve takes the first of two loops alone.
+
+    The code is that of ``fused`` at d1e18eb (Gated DeltaNet, bf16 state, 64 nodes, ``fast``, ptxas 12.8.93), cut to
+    what uniform registers and branches do in the solve and behind it. Kernels of later templates do not have the fault.
+    """
+    faults = split_descriptors((Path(__file__).parent / "split_descriptor.sass").read_text())
+    assert faults
+    assert all("reads UR11, whose value depends on the way there" in f for f in faults)

@@ -158,7 +158,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps, largest):
+def solve(p, a, steps):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -168,8 +168,8 @@ def solve(p, a, steps, largest):
     a_high = half(a)
     a_low = rest(a, a_high)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
-    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    # Partial sums over up to 11 ancestors are below 2^16: others are cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
     for _ in range(0, small):
         high = half(x)
         x = tl.dot(high, a_high, tl.dot(high, a_low, tl.dot(rest(x, high), a_high, p)))
@@ -181,6 +181,19 @@ def solve(p, a, steps, largest):
     # is off by all of them where signs alternate, as those of a repeated key with beta 2 do.
     high = half(x)
     return high.to(tl.float32) + rest(x, high).to(tl.float32)
+
+
+@triton.jit
+def substitute(p, a, rows):
+    """p (I + a)^-1 for a strictly lower a, column by column in fp32: for what may leave the range of fp16."""
+    lane = tl.arange(0, p.shape[0])
+    x = p
+    for done in range(0, rows):
+        j = rows - 1 - done
+        column = tl.sum(tl.where(lane[None, :] == j, x, 0.0), axis=1)
+        row = tl.sum(tl.where(lane[:, None] == j, a, 0.0), axis=0)
+        x = x - column[:, None] * row[None, :]
+    return x
 
 
 @triton.jit
@@ -231,7 +244,7 @@ def state_product(x, s, acc):
 "beta_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr", "cbeta_ptr",
     ],
 )
-def kda_verify_fused_k128v128g1_bf16_sfp32_ready_lossless_n16_d8894656(
+def kda_verify_fused_k128v128g1_bf16_sfp32_ready_lossless_n16_61225a3b(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -414,7 +427,12 @@ def kda_verify_fused_k128v128g1_bf16_sfp32_ready_lossless_n16_d8894656(
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
     steps = tl.minimum(tl.max(depths, axis=0), ROWS - 1)
     reach = tl.where(live, 1.0, 0.0)
-    mix = solve(products, erase * beta[:, None], steps, tl.max(tl.abs(beta), axis=0))
+
+    # With beta outside of 0 to 2, values can grow along a path: without the decays that tame them, beyond fp16.
+    if tl.max(tl.where((beta < 0.0) | (beta > 2.0), 1, 0), axis=0) > 0:
+        mix = substitute(products, erase * beta[:, None], nodes)
+    else:
+        mix = solve(products, erase * beta[:, None], steps)
     mix = mix * (scale * beta)[None, :]
     k_weight = k_norm
     q_weight = scale * q_norm

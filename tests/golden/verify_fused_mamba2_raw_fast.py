@@ -29,6 +29,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -148,7 +158,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cdt_ptr",
     ],
 )
-def mamba2_verify_fused_k128v64g16_bf16_sfp32_raw_fast_n16_77207a3b(
+def mamba2_verify_fused_k128v64g16_bf16_sfp32_raw_fast_n16_a0143922(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -217,11 +227,16 @@ def mamba2_verify_fused_k128v64g16_bf16_sfp32_raw_fast_n16_77207a3b(
         count = tl.maximum(tl.minimum(tl.load(offsets_ptr + b + 1) - first, nodes), 0)
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
+    if offsets_ptr is not None:
+        if count <= 0:
+            return
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
     node = rows
     is_node = node < count
+    # Rows beyond the last node hold the last: what is made of them is dropped.
+    row = tl.minimum(node, count - 1)
 
     # Ask for everything before waiting for anything.
     words = load_wide(words_base + node * stride_wn, is_node)
@@ -236,13 +251,12 @@ def mamba2_verify_fused_k128v64g16_bf16_sfp32_raw_fast_n16_77207a3b(
     s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        k = load_rows(
+        k = load_any_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
+            stride_kn, row, 0, DK, DK_PAD,
         )
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node, 0, DK, DK_PAD,
+        q = load_any_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh, stride_qn, row, 0, DK, DK_PAD
         )
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)

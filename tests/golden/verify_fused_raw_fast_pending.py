@@ -156,7 +156,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps, largest):
+def solve(p, a, steps):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -165,8 +165,8 @@ def solve(p, a, steps, largest):
     a = -a
     a_high = half(a)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
-    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    # Partial sums over up to 11 ancestors are below 2^16: others are cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
     for _ in range(0, small):
         x = tl.dot(half(x), a_high, p)
     for _ in range(small, steps):
@@ -176,6 +176,19 @@ def solve(p, a, steps, largest):
     # is off by all of them where signs alternate, as those of a repeated key with beta 2 do.
     high = half(x)
     return high.to(tl.float32)
+
+
+@triton.jit
+def substitute(p, a, rows):
+    """p (I + a)^-1 for a strictly lower a, column by column in fp32: for what may leave the range of fp16."""
+    lane = tl.arange(0, p.shape[0])
+    x = p
+    for done in range(0, rows):
+        j = rows - 1 - done
+        column = tl.sum(tl.where(lane[None, :] == j, x, 0.0), axis=1)
+        row = tl.sum(tl.where(lane[:, None] == j, a, 0.0), axis=0)
+        x = x - column[:, None] * row[None, :]
+    return x
 
 
 @triton.jit
@@ -212,7 +225,7 @@ def state_product(x, s, acc):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_dcaace26(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_2c934221(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -304,6 +317,9 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_dcaace26(
     plength = tl.maximum(tl.minimum(tl.minimum(plength, MAX_PENDING), pcapacity), 0)
     pstart = tl.load(pstart_ptr + kept, mask=slot >= 0, other=0) % pcapacity
     pstart = tl.where(pstart < 0, pstart + pcapacity, pstart)
+    if offsets_ptr is not None:
+        if count <= 0:
+            return
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
@@ -407,8 +423,13 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_dcaace26(
     total = path_sums(products, mask, g)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve(products, erase * beta[:, None], steps, tl.max(tl.abs(beta), axis=0))
-    mix = mix * decay * (scale * beta)[None, :]
+
+    # With beta outside of 0 to 2, values can grow along a path: without the decays that tame them, beyond fp16.
+    if tl.max(tl.where((beta < 0.0) | (beta > 2.0), 1, 0), axis=0) > 0:
+        mix = substitute(products * decay, erase * beta[:, None] * decay, plength + nodes)
+    else:
+        mix = solve(products, erase * beta[:, None], steps) * decay
+    mix = mix * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
 

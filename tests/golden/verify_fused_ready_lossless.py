@@ -30,6 +30,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -171,7 +181,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps, largest):
+def solve(p, a, steps):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -181,8 +191,8 @@ def solve(p, a, steps, largest):
     a_high = half(a)
     a_low = rest(a, a_high)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
-    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    # Partial sums over up to 11 ancestors are below 2^16: others are cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
     for _ in range(0, small):
         high = half(x)
         x = tl.dot(high, a_high, tl.dot(high, a_low, tl.dot(rest(x, high), a_high, p)))
@@ -194,6 +204,19 @@ def solve(p, a, steps, largest):
     # is off by all of them where signs alternate, as those of a repeated key with beta 2 do.
     high = half(x)
     return high.to(tl.float32) + rest(x, high).to(tl.float32)
+
+
+@triton.jit
+def substitute(p, a, rows):
+    """p (I + a)^-1 for a strictly lower a, column by column in fp32: for what may leave the range of fp16."""
+    lane = tl.arange(0, p.shape[0])
+    x = p
+    for done in range(0, rows):
+        j = rows - 1 - done
+        column = tl.sum(tl.where(lane[None, :] == j, x, 0.0), axis=1)
+        row = tl.sum(tl.where(lane[:, None] == j, a, 0.0), axis=0)
+        x = x - column[:, None] * row[None, :]
+    return x
 
 
 @triton.jit
@@ -221,12 +244,12 @@ def state_product(x, s, acc):
 def load_stacked(k_base, stride_kn, q_base, stride_qn, node, is_key, node_ok):
     """Rows of k, and below them those of q, [2 rows, DK_PAD]; 0 where not wanted."""
     d = tl.arange(0, DK_PAD)
-    wanted = node_ok[:, None]
-    if DK % DK_PAD != 0:
-        wanted = wanted & (d < DK)[None, :]
     k_at = k_base + node[:, None] * stride_kn + d[None, :]
     q_at = q_base + node[:, None] * stride_qn + d[None, :]
-    return tl.load(tl.where(is_key[:, None], k_at, q_at), mask=wanted, other=0.0)
+    at = tl.where(is_key[:, None], k_at, q_at)
+    if DK % DK_PAD != 0:
+        return tl.load(at, mask=(d < DK)[None, :], other=0.0)
+    return tl.load(at)
 
 
 @triton.jit
@@ -271,7 +294,7 @@ def halves(x):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_7b9e2553(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_d7193435(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -340,11 +363,16 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_7b9e2553(
         count = tl.maximum(tl.minimum(tl.load(offsets_ptr + b + 1) - first, nodes), 0)
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
+    if offsets_ptr is not None:
+        if count <= 0:
+            return
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
     node = rows
     is_node = node < count
+    # Rows beyond the last node hold the last: what is made of them is dropped.
+    row = tl.minimum(node, count - 1)
 
     # Ask for everything before waiting for anything.
     words = load_wide(words_base + node * stride_wn, is_node)
@@ -353,22 +381,22 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_7b9e2553(
     first_gate = load_wide(g_rows + node * stride_gn, is_node)
     second_gate = load_wide(beta_rows + node * stride_betan, is_node)
     depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node, mask=is_node, other=0)
-    v = load_rows(
+    v = load_any_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node, tile * BV, DV, BV,
+        stride_vn, row, tile * BV, DV, BV,
     )
 
-    # k rows above q rows: one Gram matrix, one product with the state.
+    # k rows above q rows: one load to wait for, and one Gram matrix.
     stacked = tl.arange(0, 2 * ROWS)
-    stacked_node = stacked % ROWS
     is_key = stacked < ROWS
+    stacked_row = tl.minimum(stacked % ROWS, count - 1)
     k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
     q_base = q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh
     kq = tl.zeros([2 * ROWS, DK_PAD], dtype=k_ptr.dtype.element_ty)
     s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        kq = load_stacked(k_base, stride_kn, q_base, stride_qn, stacked_node, is_key, stacked_node < count)
+        kq = load_stacked(k_base, stride_kn, q_base, stride_qn, stacked_row, is_key, stacked % ROWS < count)
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
 
@@ -393,8 +421,8 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_7b9e2553(
             tl.store(cbeta_ptr + gate_rows, beta, mask=is_node)
             if h % GROUP == 0:
                 store_rows(
-                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked_node,
-                    is_key & (stacked_node < count) & (slot >= 0), 0, kq, DK, DK_PAD,
+                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked % ROWS,
+                    is_key & (stacked % ROWS < count) & (slot >= 0), 0, kq, DK, DK_PAD,
                 )
 
     # R = P (I + A)^-1 diag(beta): what the output takes from each pseudo-value's right-hand side.
@@ -409,17 +437,25 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_ready_lossless_n16_7b9e2553(
         kq_squares = diagonal(grams)
     kq_norm = inverse_root(kq_squares + EPS * kq_scale * kq_scale)
     kq_off = half_residual(kq_squares + EPS * kq_scale * kq_scale, kq_norm)
-    grams = normed(grams, kq_norm, kq_off, kq_norm, kq_off)
     k_norm, q_norm = halves(kq_norm)
+    k_scale, q_scale = halves(kq_scale)
+    k_off, _ = halves(kq_off)
     erase, products = upper_and_lower(left_and_right(grams)[0])
+    products = products * q_norm[:, None] * k_norm[None, :]
+    erase = normed(erase, k_norm, k_off, k_norm, k_off)
     products = tl.where(mask, products, 0.0)
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
     steps = tl.minimum(tl.max(depths, axis=0), ROWS - 1)
     whole, part = path_sums(products, mask, g)
     decay = path_decay(whole, part)
     reach = tl.exp(whole + part)
-    mix = solve(products, erase * beta[:, None], steps, tl.max(tl.abs(beta), axis=0))
-    mix = mix * decay * (scale * beta)[None, :]
+
+    # With beta outside of 0 to 2, values can grow along a path: without the decays that tame them, beyond fp16.
+    if tl.max(tl.where((beta < 0.0) | (beta > 2.0), 1, 0), axis=0) > 0:
+        mix = substitute(products * decay, erase * beta[:, None] * decay, nodes)
+    else:
+        mix = solve(products, erase * beta[:, None], steps) * decay
+    mix = mix * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm
 

@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify mamba2 dk128 dv64 group2 bf16 state fp32 gates ready lossless nodes 32 pending 0 no l2norm
-# config: solve=tf32x3 row_block=16 share=True mix_store=fp32 pdl=True chain=True
+# config: solve=tf32x3 row_block=16 gather=apart share=True mix_store=fp32 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Mamba2 (SSD): verify prepare, lossless."""
 

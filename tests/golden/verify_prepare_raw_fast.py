@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: solve=fp16 row_block=16 share=False mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 row_block=16 gather=together share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -25,6 +25,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
     if DIM % WIDTH != 0:
         wanted = wanted & (d < DIM)[None, :]
     return tl.load(ptr + row[:, None] * stride_n + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
 
 
 @triton.jit
@@ -153,7 +163,7 @@ def solve_product(x, y):
 
 
 @triton.jit
-def solve(p, a, steps, largest):
+def solve(p, a, steps):
     """p (I + a)^-1 = p - (p - (p - ...) a) a for a strictly lower a, where a^(steps + 1) = 0, fp32.
 
     A column has its value once the columns of its descendants have theirs, and is not changed by later steps: this is
@@ -162,8 +172,8 @@ def solve(p, a, steps, largest):
     a = -a
     a_high = half(a)
     x = p
-    # Partial sums over up to 11 ancestors with beta 2 are below 2^16: others are cut to what fp16 holds.
-    small = tl.where((steps <= 11) & (largest <= 2.0), steps, 0)
+    # Partial sums over up to 11 ancestors are below 2^16: others are cut to what fp16 holds.
+    small = tl.where(steps <= 11, steps, 0)
     for _ in range(0, small):
         x = tl.dot(half(x), a_high, p)
     for _ in range(small, steps):
@@ -173,6 +183,19 @@ def solve(p, a, steps, largest):
     # is off by all of them where signs alternate, as those of a repeated key with beta 2 do.
     high = half(x)
     return high.to(tl.float32)
+
+
+@triton.jit
+def substitute(p, a, rows):
+    """p (I + a)^-1 for a strictly lower a, column by column in fp32: for what may leave the range of fp16."""
+    lane = tl.arange(0, p.shape[0])
+    x = p
+    for done in range(0, rows):
+        j = rows - 1 - done
+        column = tl.sum(tl.where(lane[None, :] == j, x, 0.0), axis=1)
+        row = tl.sum(tl.where(lane[:, None] == j, a, 0.0), axis=0)
+        x = x - column[:, None] * row[None, :]
+    return x
 
 
 @triton.jit
@@ -195,7 +218,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe218931(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_4f3b1c3a(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -276,13 +299,16 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe218931(
         count = tl.maximum(tl.minimum(tl.load(offsets_ptr + b + 1) - first, nodes), 0)
         start = first.to(tl.int64)
     words_base = words_ptr + b64 * stride_wb + start * stride_wn
-    if slot < 0:
-        return
+    if offsets_ptr is not None:
+        if count <= 0:
+            return
     head_base = b64 * heads + h0
     lane = tl.arange(0, C)
     rows_i = lane + row_block * C
     node_i = rows_i
     is_node_i = node_i < count
+    # Rows beyond the last node hold the last: what is made of them is dropped.
+    row_i = tl.minimum(node_i, count - 1)
 
     # Ask for everything before waiting for anything.
     words_i = load_wide(words_base + node_i * stride_wn, is_node_i)
@@ -297,14 +323,16 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe218931(
     q_i = tl.zeros([C, DK_PAD], dtype=q_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        k_i = load_rows(
+        k_i = load_any_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
+            stride_kn, row_i, 0, DK, DK_PAD,
         )
-        q_i = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
+        q_i = load_any_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh, stride_qn, row_i, 0, DK, DK_PAD
         )
+
+    # R of a padding request is of anything, and not read. Nothing of it is captured.
+    is_node_i = is_node_i & (slot >= 0)
     words_i = narrow(words_i)
     live_i = (((words_i >> (node_i & 31)) & 1) != 0)
     if ck_ptr is not None:
@@ -347,8 +375,13 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_fe218931(
     total = path_sums(products, mask, g_i)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve(products, erase * beta_i[:, None], steps, tl.max(tl.abs(beta_i), axis=0))
-    mix = mix * decay * (scale * beta_i)[None, :]
+
+    # With beta outside of 0 to 2, values can grow along a path: without the decays that tame them, beyond fp16.
+    if tl.max(tl.where((beta_i < 0.0) | (beta_i > 2.0), 1, 0), axis=0) > 0:
+        mix = substitute(products * decay, erase * beta_i[:, None] * decay, nodes)
+    else:
+        mix = solve(products, erase * beta_i[:, None], steps) * decay
+    mix = mix * (scale * beta_i)[None, :]
     mix_ptrs = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (head_base + 0) * (ROWS * ROWS) + lane[:, None] * ROWS + lane[None, :]
     tl.store(mix_ptrs, mix.to(tl.bfloat16))
     weights = weights_ptr + (head_base + 0) * (4 * ROWS) + rows_i

@@ -87,7 +87,7 @@ def state_product(x, s, acc):
 "pstart_ptr",
     ],
 )
-def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290fc(
+def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_6e182cd5(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -167,13 +167,11 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290f
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
-    if slot < 0:
-        # Nor may this kernel end before the first one has.
-        tl.extra.cuda.gdc_wait()
-        store_rows(
-            out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
-        )
-        return
+    if offsets_ptr is not None:
+        if count <= 0:
+            # Nor may this kernel end before the first one has.
+            tl.extra.cuda.gdc_wait()
+            return
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
@@ -189,6 +187,11 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290f
         )
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
+
+    # A padding request has no nodes, and zeros for an output.
+    unread = (slot < 0) & is_node
+    is_node = is_node & (slot >= 0)
+    words = tl.where(slot < 0, 0, words)
     words = narrow(words)
     live = is_pending | (((words >> (node & 31)) & 1) != 0)
     v = load_rows(
@@ -214,7 +217,7 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290f
     mix = tl.zeros([ROWS, ROWS], dtype=mix_ptrs.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        mix = tl.load(mix_ptrs)
+        mix = tl.load(mix_ptrs, mask=slot >= 0, other=0.0)
     qs = tl.zeros([ROWS, BV], dtype=tl.float32)
     high = s.to(tl.bfloat16)
     low = (s - high.to(tl.float32)).to(tl.bfloat16)
@@ -222,4 +225,4 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_075290f
     x = v.to(tl.float32)
     o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)
     o = mix_product(mix, x, o)
-    store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)
+    store_rows(out_rows, stride_on, node, is_node | unread, tile * BV, o, DV, BV)

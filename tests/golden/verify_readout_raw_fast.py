@@ -29,6 +29,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -105,7 +115,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_fc74bf7e(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_3aeefa28(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -182,35 +192,39 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_fc74bf7e(
     rows = tl.arange(0, ROWS)
     cols = tile * BV + tl.arange(0, BV)
     out_rows = out_ptr + b64 * stride_ob + start * stride_on + h * stride_oh
-    if slot < 0:
-        # Nor may this kernel end before the first one has.
-        tl.extra.cuda.gdc_wait()
-        store_rows(
-            out_rows, stride_on, rows, rows < count, tile * BV, tl.zeros([ROWS, BV], dtype=tl.float32), DV, BV
-        )
-        return
+    if offsets_ptr is not None:
+        if count <= 0:
+            # Nor may this kernel end before the first one has.
+            tl.extra.cuda.gdc_wait()
+            return
     node = rows
     is_node = node < count
+    # Rows beyond the last node hold the last: what is made of them is dropped.
+    row = tl.minimum(node, count - 1)
     words = load_wide(words_base + node * stride_wn, is_node)
-    v = load_rows(
+    v = load_any_rows(
         v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node, tile * BV, DV, BV,
+        stride_vn, row, tile * BV, DV, BV,
     )
     k = tl.zeros([ROWS, DK_PAD], dtype=k_ptr.dtype.element_ty)
     q = tl.zeros([ROWS, DK_PAD], dtype=q_ptr.dtype.element_ty)
     s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        k = load_rows(
+        k = load_any_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
+            stride_kn, row, 0, DK, DK_PAD,
         )
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node, 0, DK, DK_PAD,
+        q = load_any_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh, stride_qn, row, 0, DK, DK_PAD
         )
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
+
+    # A padding request has no nodes, and zeros for an output.
+    unread = (slot < 0) & is_node
+    is_node = is_node & (slot >= 0)
+    words = tl.where(slot < 0, 0, words)
     words = narrow(words)
     live = (((words >> (node & 31)) & 1) != 0)
     if cv_ptr is not None:
@@ -230,7 +244,7 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_fc74bf7e(
     mix = tl.zeros([ROWS, ROWS], dtype=mix_ptrs.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        mix = tl.load(mix_ptrs)
+        mix = tl.load(mix_ptrs, mask=slot >= 0, other=0.0)
     k = scaled_rows(k, k_scale)
     q = scaled_rows(q, q_scale)
     ks = tl.zeros([ROWS, BV], dtype=tl.float32)
@@ -242,4 +256,4 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_raw_fast_n16_fc74bf7e(
     x = tl.where(live[:, None], x, 0.0)
     o = tl.where(live[:, None], q_weight[:, None] * qs, 0.0)
     o = mix_product(mix, x, o)
-    store_rows(out_rows, stride_on, node, is_node, tile * BV, o, DV, BV)
+    store_rows(out_rows, stride_on, node, is_node | unread, tile * BV, o, DV, BV)

@@ -240,6 +240,8 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "SCALED": scaled(problem),
         "EXACT_NORMS": False,
         "MAKES_R": False,
+        "CLAMPED": False,
+        "GATHER": "apart",
         "HALVES": 0,
         "SOLVE_TERMS": 0,
         "SOLVER": "inverse",

@@ -94,6 +94,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         PREFETCH=config["prefetch"],
         STACK=config["stack"],
         WHOLE=not channels,
+        CLAMPED=not problem.pending and not channels,
         UNREAD=True,
         MAKES_R=True,
         EXACT_NORMS=c.exact_norms(problem),

@@ -10,6 +10,12 @@ from bole_runtime.kernels.variants.miscompiled import check_compiler
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
+GATHER = Param(
+    "gather",
+    ("apart", "together", "stacked"),
+    "k and q in the first kernel: each waited for, asked for at once, or rows of one tile",
+    ordered=False,
+)
 SHARE = Param("share", (False, True), "value heads of a key head share Gram matrices in one program", ordered=False)
 MIX_STORE = Param("mix_store", ("fp32", "bf16"), "element type of R between the kernels", ordered=False)
 CHAIN = Param("chain", (False, True), "the first kernel too starts early, behind what makes its inputs", ordered=False)
@@ -26,6 +32,7 @@ PARAMS = (
     c.PREFETCH,
     ROW_BLOCK,
     PREPARE_WARPS,
+    GATHER,
     SHARE,
     MIX_STORE,
     c.PDL,
@@ -51,6 +58,10 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"row_block={block} is more than the {rows} rows of a tile"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
+    if config["gather"] != "apart" and block < rows:
+        return "k and q are gathered where all rows are in one block"
+    if config["gather"] == "stacked" and (problem.pending or not c.erases(problem)):
+        return "k rows of two segments, or of an additive family, are not stacked with q rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
     if config["pdl"] and gpu.compute_capability < (9, 0):
@@ -105,6 +116,8 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
+            # Of 64 rows, both together do not fit the registers.
+            "gather": "together" if whole and rows <= 32 else "apart",
             # Half the programs for a third of the work more: for many heads only.
             "share": whole and 2 <= problem.group <= 4 and problem.work >= 8 * gpu.sms,
             "prefetch": not walk and c.power_of_two(problem.dk, 32) <= 256,
@@ -138,8 +151,9 @@ def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool) 
             "PROGRAMS": (config["programs"], "programs that walk over heads and value tiles"),
         },
         PERSIST=bool(config["programs"]),
-        UNREAD=bool(config["programs"]),
+        UNREAD=True,
         WHOLE=True,
+        CLAMPED=not config["programs"] and not problem.pending,
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
@@ -179,6 +193,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
             "LEVELS": c.solve_levels(config["row_block"]),
         },
         BLOCKS=blocks,
+        GATHER=config["gather"],
+        CLAMPED=blocks == 1 and not problem.pending,
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
@@ -187,7 +203,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MAKES_R=True,
         EXACT_NORMS=c.exact_norms(problem),
         **c.solve_context(problem, config),
-        config_line=_line(config, "solve", "row_block", "share", "mix_store", "pdl", "chain"),
+        config_line=_line(config, "solve", "row_block", "gather", "share", "mix_store", "pdl", "chain"),
     )
     return (
         KernelPlan(
@@ -231,6 +247,8 @@ TWO_STAGE = Variant(
     starts=(
         {"programs": 0, "prefetch": True, "bv": 128, "warps": 8},
         {"programs": 0, "prefetch": True, "orient": "state", "bv": 64, "warps": 4},
+        {"gather": "stacked"},
+        {"gather": "apart"},
         {"programs": 256, "prefetch": False, "share": True},
         {"programs": 384, "prefetch": False, "share": True},
         {"programs": 0, "prefetch": True, "bv": 128, "warps": 4},

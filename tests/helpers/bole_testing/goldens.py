@@ -37,7 +37,7 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
     return Golden(_CONV.replace(**commit, **problem), variant, {}, index)
 
 
-_BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3"}
+_BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3", "gather": "apart"}
 _LOOP = {"prefetch": False, "bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
 _WALK = {"prefetch": False, "programs": 256}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}

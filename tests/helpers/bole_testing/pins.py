@@ -62,7 +62,7 @@ class Pin:
             rows = tile_rows(problem) if problem.op == "verify" else 0
             if changes.get("row_block", rows) < rows:
                 # The default is for all rows in one block.
-                changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", **changes}
+                changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", "gather": "apart", **changes}
             if changes.get("programs", 0) or "bk" in changes:
                 # A walk over tiles is ahead by itself, and so is a loop over key dims. The default may be neither.
                 changes = {"prefetch": False, **changes}

@@ -133,6 +133,18 @@ def repeated_keys_with_large_betas(setup: Setup) -> None:
 
 
 @case(CASES)
+def betas_that_only_decays_tame(setup: Setup) -> None:
+    # One key in every node: values grow by |1 - beta| a node before decays, to 4e7 here, and shrink with them.
+    for beta, g in ((4.0, -2.0), (-2.0, -2.0), (2.5, -1.0)):
+        inputs = make_inputs(setup, chain_tree(setup, 1, 16))
+        inputs.k.copy_(inputs.k[:, :1].clone().expand_as(inputs.k))
+        inputs.gates["beta"].fill_(beta)
+        inputs.gates["beta"][:, 0] = 0.5
+        inputs.gates["g"].fill_(g)
+        _both(setup, inputs, sequential=True)
+
+
+@case(CASES)
 def zero_queries_give_zero(setup: Setup) -> None:
     inputs = make_inputs(setup, chain_tree(setup, 1, 6))
     inputs.q.zero_()
