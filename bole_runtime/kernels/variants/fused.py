@@ -60,8 +60,6 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
         bv = min(c.power_of_two(problem.dv), 64, 128 * 128 // c.power_of_two(problem.dk))
         narrow = c.tile_rows(problem) == 64 and bv <= 32 and mix == "bf16"
         orient, warps = "state" if narrow else "nodes", c.default_warps(problem, bv)
-        if orient == "nodes" and c.tile_rows(problem) == 64 and bv == 64 and warps == 4:
-            warps = 8
     return FUSED.config(
         {
             "orient": orient,

@@ -17,7 +17,8 @@ from unittest import mock
 
 import torch
 
-from bole_codegen.compile.offline import targeting
+from bole_codegen.compile.machine_code import faults
+from bole_codegen.compile.offline import machine_code, targeting
 from bole_runtime import Config, gpus
 from bole_runtime.backends import Backend, torch_backend
 from bole_runtime.calls import CommitCall, VerifyCall
@@ -106,7 +107,8 @@ def compile_job(job: Job, gpu: str) -> float:
     """Compile for a GPU of this key; return the seconds it took.
 
     Raises:
-        RuntimeError: the kernel takes more shared memory than a block of the GPU has.
+        RuntimeError: the kernel takes more shared memory than a block of the GPU has, or is miscompiled as
+            :mod:`bole_codegen.compile.machine_code` can tell.
     """
     started = time.perf_counter()
     limits = gpus.get(gpu).limits()
@@ -115,4 +117,7 @@ def compile_job(job: Job, gpu: str) -> float:
     shared, limit = kernel.metadata.shared, limits.smem_per_block
     if shared > limit:
         raise RuntimeError(f"takes {shared} bytes of shared memory, a block has {limit}")
+    wrong = faults(machine_code(kernel.asm["cubin"]))
+    if wrong:
+        raise RuntimeError(f"miscompiled by ptxas: {wrong[0]}")
     return time.perf_counter() - started
