@@ -112,6 +112,13 @@ def _pending(problem: Problem) -> tuple[Argument, ...]:
     )
 
 
+def captured_names(problem: Problem) -> frozenset[str]:
+    """Names of the buffers that a verify captures factors in; a commit has none."""
+    if problem.op != "verify":
+        return frozenset()
+    return frozenset({"ck_ptr", "cv_ptr", *(a.name for a in _kept(problem, "c"))})
+
+
 def verify_arguments(problem: Problem) -> tuple[Argument, ...]:
     """Arguments of every verify kernel of a problem, in order."""
     layout = _layout(problem)

@@ -279,7 +279,8 @@ class Dispatcher:
     def _warn_about(self, problem: Problem, entry: CheckedEntry, source: str, key: str, fill: str) -> None:
         if source != key:
             self._warn("alias", f"no table of {key} serves {problem.key()}; the one of {source} stands in; {fill}")
-        if entry.problem.gate_mode != problem.gate_mode:
+        # A commit's tiles do not depend on how its gates come: only what is captured is tuned.
+        if entry.problem.gate_mode != problem.gate_mode and problem.op != "commit":
             self._warn("gates", f"{problem.key()} takes the entry of {entry.problem.gate_mode!r} gates; {fill}")
         if entry.problem.group != problem.group:
             self._warn("group", f"{problem.key()} takes the entry of HV/HK = {entry.problem.group}; {fill}")

@@ -196,13 +196,16 @@ def _usage(cubin: bytes) -> tuple[int, int]:
     return int(found[1]), int(found[2])
 
 
-def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits) -> Resources:
+def compile_offline(
+    rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits, present: frozenset[str] = frozenset()
+) -> Resources:
     """Compile a rendered kernel for an NVIDIA GPU's compute capability.
 
     Args:
         rendered: the kernel.
         problem: what it was rendered for; decides the argument types.
         gpu: limits of the target.
+        present: see :func:`usual_values`.
 
     Returns:
         What the kernel takes.
@@ -213,7 +216,7 @@ def compile_offline(rendered: RenderedKernel, problem: Specialisation, gpu: GpuL
     """
     started = time.perf_counter()
     try:
-        compiled = request(rendered, problem, gpu)
+        compiled = request(rendered, problem, gpu, present)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
     shared = int(compiled.metadata.shared)

@@ -68,10 +68,33 @@ def _blocks(sass: str) -> dict[int, _Block]:
     return blocks
 
 
+def _width(name: str) -> int:
+    """How many vector registers an instruction writes, at most."""
+    if tile := re.match(r"\w*GMMA\.64x(\d+)x", name):
+        return int(tile[1]) // 2
+    if name.startswith("LD") or "MMA" in name:
+        return 4
+    return 2 if ".64" in name or "WIDE" in name else 1
+
+
+def _saved(state: State, guard: str, name: str, text: str) -> bool:
+    """Apply an instruction to the uniform values that vector registers keep; whether one is got back."""
+    operands = text.split(", ")
+    if name == "R2UR" and not guard and len(operands) == 2 and (kept := state.get(operands[1])):
+        state[operands[0]] = kept
+        return True
+    if goal := re.fullmatch(r"R(\d+)", operands[0]):
+        for n in range(_width(name)):
+            state.pop(f"R{int(goal[1]) + n}", None)
+        if name == "MOV" and not guard and re.fullmatch(r"UR\d+", operands[-1]):
+            state[operands[0]] = state.get(operands[-1], ("unset", operands[-1]))
+    return False
+
+
 def _step(state: State, address: int, guard: str, name: str, text: str) -> None:
     """Apply one instruction to the values of registers."""
     kind = name.partition(".")[0]
-    if not kind.startswith("U") and kind not in _OPAQUE:
+    if _saved(state, guard, name, text) or (not kind.startswith("U") and kind not in _OPAQUE):
         return
     operands = text.split(", ")
     written = [o for o in operands[:1] if _TOKEN.fullmatch(o)]

@@ -223,9 +223,10 @@ def make_verify_inputs(
 
 
 def input_bytes_per_layer(work: Workload, extra_slots: int = 2) -> int:
-    """Device bytes that one layer of :func:`make_verify_inputs` and its output take, for a memory cap."""
+    """Device bytes of a layer of :func:`make_verify_inputs`, its output and captured factors, for a memory cap."""
     item = TORCH_DTYPES[work.in_dtype].itemsize
     tokens = work.batch * work.nodes
     pool = work.state_bytes // work.batch * (work.batch + extra_slots)
     gates = tokens * (work.hv * (2 * item + 8) if work.family == "gdn" else work.drawn_gate_bytes_per_node)
-    return pool + tokens * (2 * work.hk * work.dk + work.hv * work.dv) * item + gates + tokens * work.hv * work.dv * 4
+    rows = tokens * (2 * work.hk * work.dk + work.hv * work.dv) * item
+    return pool + rows + gates + tokens * (work.hv * work.dv * 4 + work.factor_bytes_per_node)

@@ -93,7 +93,7 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
             continue
         work = workload(result.target)
         verify = result.target.problem.op == "verify"
-        traffic = verify_traffic(work) if verify else commit_traffic(work, ACCEPTED)
+        traffic = verify_traffic(work, captured=True) if verify else commit_traffic(work, ACCEPTED)
         xs, ys = groups.setdefault(f"{result.entry.op} {result.entry.precision}", ([], []))
         xs.append(traffic.flops / traffic.total)
         ys.append(traffic.flops / result.entry.median_us * 1e-6)

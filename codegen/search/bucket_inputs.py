@@ -13,6 +13,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from bole_codegen.measure import (
+    LayerInputs,
     VerifyInputs,
     Workload,
     commit_traffic,
@@ -24,6 +25,7 @@ from bole_codegen.measure import (
     tree_depth,
     verify_traffic,
 )
+from bole_codegen.measure.inputs import TORCH_DTYPES
 from bole_codegen.search.case import Operands, bound, make_pending, on_torch
 from bole_codegen.search.results import CandidateError
 from bole_codegen.search.targets import Target
@@ -65,7 +67,7 @@ class BucketInputs:
         pending: full pending chain, shared by the layers, or None.
         outs: output of each layer (verify).
         accepted: terminal node of each request (commit).
-        factors: of each layer (commit).
+        factors: of each layer: what a verify captures, as a server has it do, and what a commit reads.
     """
 
     target: Target
@@ -89,8 +91,8 @@ class BucketInputs:
         if problem.op == "verify":
 
             def make_verify(layer: int) -> Callable[[], object]:
-                operands, out = self.operands(layer), self.outs[layer]
-                return lambda: operands.verify(problem, out, config)
+                operands, out, factors = self.operands(layer), self.outs[layer], self.factors[layer]
+                return lambda: operands.verify(problem, out, config, factors)
 
             return make_verify, len(self.inputs.layers), 1
         count = len(self.inputs.layers)
@@ -111,7 +113,7 @@ class BucketInputs:
         """Return the fewest bytes of a layer: state, inputs and outputs once."""
         work = replace(workload(self.target), pending=self.target.problem.pending)
         if self.target.problem.op == "verify":
-            return verify_traffic(work).total
+            return verify_traffic(work, captured=True).total
         depths = self.tree.depths.reshape(self.target.batch, -1).cpu()
         lengths = [int(depths[b, a]) + 1 for b, a in enumerate(self.accepted.tolist())]
         return commit_traffic(work, lengths).total
@@ -245,20 +247,36 @@ def open_bucket(target: Target, layers: int, seed: int, device: torch.device | s
     accepted = torch.randint(0, problem.nodes, (target.batch,), generator=generator, dtype=torch.int32).to(device)
     verify = problem.op == "verify"
     outs = [torch.empty_like(part.v) for part in inputs.layers] if verify else []
-    spec = get_family(problem.family)
-    factors = [
-        Factors(
-            spec=spec,
-            gate_mode=problem.gate_mode,
-            k=part.k,
-            v=part.v,
-            gates=dict(part.gates(problem.gate_mode)),
-            beta_scale=1.0,
-            qk_l2norm=spec.qk_l2norm,
-            tree=tree,
-            pending=pending,
-            options={i.name: i.default or 0.0 for i in spec.options(problem.gate_mode) if i.name != "beta_scale"},
-        )
-        for part in (() if verify else inputs.layers)
-    ]
+    factors = [_captured(target, tree) if verify else _as_given(target, part, tree, pending) for part in inputs.layers]
     return BucketInputs(target, inputs, tree, pending, outs, accepted, factors)
+
+
+def _captured(target: Target, tree: TreeBatch) -> Factors:
+    problem = target.problem
+    return Factors.allocate(
+        tree,
+        key_heads=target.hk,
+        value_heads=target.hv,
+        dk=problem.dk,
+        dv=problem.dv,
+        dtype=TORCH_DTYPES[problem.in_dtype],
+        recurrence=problem.family,
+        gate_mode=problem.gate_mode,
+        gate_dtype=TORCH_DTYPES[problem.in_dtype] if problem.gate_mode == "raw" else None,
+    )
+
+
+def _as_given(target: Target, part: LayerInputs, tree: TreeBatch, pending: PendingChain | None) -> Factors:
+    problem, spec = target.problem, get_family(target.problem.family)
+    return Factors(
+        spec=spec,
+        gate_mode=problem.gate_mode,
+        k=part.k,
+        v=part.v,
+        gates=dict(part.gates(problem.gate_mode)),
+        beta_scale=1.0,
+        qk_l2norm=spec.qk_l2norm,
+        tree=tree,
+        pending=pending,
+        options={i.name: i.default or 0.0 for i in spec.options(problem.gate_mode) if i.name != "beta_scale"},
+    )

@@ -100,7 +100,9 @@ class Operands:
             pending,
         )
 
-    def verify(self, problem: Problem, out: Tensor | None, config: Config | None) -> tuple[Tensor, Factors]:
+    def verify(
+        self, problem: Problem, out: Tensor | None, config: Config | None, capture: Factors | None = None
+    ) -> tuple[Tensor, Factors]:
         """Call ``verify`` on these operands."""
         return verify(
             self.q,
@@ -115,6 +117,7 @@ class Operands:
             out=out,
             pending=self.pending,
             variant=config,
+            factors=capture,
             validate=False,
         )
 

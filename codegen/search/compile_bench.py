@@ -8,6 +8,7 @@ from bole_codegen.compile import CompileError, compile_offline
 from bole_codegen.render import RenderedKernel, render
 from bole_codegen.search.results import CandidateError, KernelResources
 from bole_runtime import gpus
+from bole_runtime.kernels.arguments import captured_names
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 
@@ -31,14 +32,17 @@ class CompileBench:
             problem: what it is rendered for.
             config: the candidate.
             index: place among its kernels, in launch order.
-            wide: for an fp32 output rather than one in the type of the inputs.
+            wide: as checks call it, for an fp32 output, rather than as timings do, which capture factors.
 
         Raises:
             CandidateError: it does not compile or does not fit.
         """
         kernel = render(problem, config)[index]
         try:
-            done = compile_offline(widened(kernel) if wide else kernel, problem, self._limits)
+            if wide:
+                done = compile_offline(widened(kernel), problem, self._limits)
+            else:
+                done = compile_offline(kernel, problem, self._limits, captured_names(problem))
         except CompileError as error:
             kind = "resources" if "shared memory" in str(error) else "compile"
             raise CandidateError(kind, f"{kernel.name}: {error}") from error

@@ -93,7 +93,7 @@ def _rows(problem: Problem) -> int:
 @functools.lru_cache(maxsize=256)
 def _traffic(target: Target) -> Traffic:
     work = workload(target)
-    return verify_traffic(work) if target.problem.op == "verify" else commit_traffic(work, ACCEPTED)
+    return verify_traffic(work, captured=True) if target.problem.op == "verify" else commit_traffic(work, ACCEPTED)
 
 
 def guess(problem: Problem, config: Config) -> KernelResources:

@@ -32,7 +32,10 @@ from bole_runtime.tables.schema import Entry, Gpu
 
 #: Changes when times of earlier runs can no longer be compared.
 PROTOCOLS = {
-    "measured": "CUDA graph of layers with tensors of their own, states over 3x L2, median of interleaved replays",
+    "measured": (
+        "CUDA graph of layers with tensors of their own, states over 3x L2, factors captured, "
+        "median of interleaved replays"
+    ),
     "predicted": "compiled without the GPU, ranked by a roofline model",
 }
 #: Entries of tables that a bucket tries first.

@@ -107,10 +107,13 @@ def make_targets(
         raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
     # Here, not above: workers read targets, and need not import torch for that.
     from bole_codegen.measure.trees import make_parents
+    from bole_runtime.families import get_family
 
     make_parents(shape, 1, 1)  # Refuses an unknown shape.
     found: dict[Problem, Target] = {}
-    for op, family, in_dtype, state_dtype, gate_mode, precision in _product(*lists):
+    for op, family, in_dtype, state_dtype, asked, precision in _product(*lists):
+        # Captured factors, which a server commits, hold ready gates where those are one value a head.
+        gate_mode = "ready" if op == "commit" and get_family(family).keeps_ready else asked
         for g in geometries:
             for n, pending in _product(node_list, pending_list):
                 for depth in sorted(set(depth_list)) or [bucket(n, DEPTH_BUCKETS, "depth")]:

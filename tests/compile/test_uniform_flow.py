@@ -47,6 +47,19 @@ def test_the_number_of_a_buffer_goes_round_a_loop() -> None:
     assert split_descriptors(code(*loop)) == []
 
 
+SAVED = ("UMOV UR10, UR6", *BASE, "MOV R7, UR10", PRODUCT, "UIADD3 UR10, UR6, 0x2, URZ")
+
+
+def test_a_register_that_is_saved_and_got_back_in_a_loop() -> None:
+    assert split_descriptors(code(*SAVED, "R2UR UR10, R7", "@P0 BRA 0x30", "EXIT")) == []
+    assert split_descriptors(code(*SAVED, "@P0 BRA 0x30", "EXIT"))
+
+
+def test_a_saved_register_that_something_else_is_written_to() -> None:
+    for other in ("IMAD.WIDE R6, R1, R2, R4", "LDG.E.128 R4, [R2]", "HGMMA.64x16x16.F32 R0, R56, gdesc[UR4], R0"):
+        assert split_descriptors(code(*SAVED, other, "R2UR UR10, R7", "@P0 BRA 0x30", "EXIT"))
+
+
 def test_code_without_products() -> None:
     assert split_descriptors("") == []
     assert split_descriptors(code("UMOV UR4, URZ", "EXIT")) == []

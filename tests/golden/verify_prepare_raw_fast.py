@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: solve=fp16 row_block=16 gather=together share=False mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 row_block=16 gather=stacked share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -207,6 +207,49 @@ def gram(x, y):
     return tl.dot(x, tl.trans(y))
 
 
+@triton.jit
+def load_stacked(k_base, stride_kn, q_base, stride_qn, node, is_key, node_ok):
+    """Rows of k, and below them those of q, [2 rows, DK_PAD]; 0 where not wanted."""
+    d = tl.arange(0, DK_PAD)
+    k_at = k_base + node[:, None] * stride_kn + d[None, :]
+    q_at = q_base + node[:, None] * stride_qn + d[None, :]
+    at = tl.where(is_key[:, None], k_at, q_at)
+    if DK % DK_PAD != 0:
+        return tl.load(at, mask=(d < DK)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
+def upper_and_lower(x):
+    """The two halves of the rows of a matrix."""
+    R: tl.constexpr = x.shape[0] // 2
+    return tl.split(tl.permute(tl.reshape(x, (2, R, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit
+def upper(x):
+    """The upper half of the rows of a matrix.
+
+    As a sum: Triton 3.6 gives halves of a split the layout of the product that reads them, and fails to lower the split.
+    """
+    R: tl.constexpr = x.shape[0] // 2
+    pairs = tl.reshape(x, (2, R, x.shape[1]))
+    return tl.sum(tl.where(tl.arange(0, 2)[:, None, None] == 0, pairs, 0.0), axis=0)
+
+
+@triton.jit
+def left_and_right(x):
+    """The two halves of the columns of a matrix."""
+    R: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, R)), (0, 2, 1)))
+
+
+@triton.jit
+def halves(x):
+    """The two halves of a vector."""
+    return tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
+
+
 @triton.jit(
     do_not_specialize=[
 "nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
@@ -218,7 +261,7 @@ def gram(x, y):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_4f3b1c3a(
+def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_cc7b0070(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -319,18 +362,14 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_4f3b1c3a(
     a_log0 = tl.load(a_log_ptr + h0)
     dt_bias0 = tl.load(dt_bias_ptr + h0)
     depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node_i, mask=is_node_i, other=0)
-    k_i = tl.zeros([C, DK_PAD], dtype=k_ptr.dtype.element_ty)
-    q_i = tl.zeros([C, DK_PAD], dtype=q_ptr.dtype.element_ty)
-    # One turn. Operands loaded in a loop are not waited for inside it.
-    for _ in range(0, tl.minimum(nodes, 1)):
-        k_i = load_any_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, row_i, 0, DK, DK_PAD,
-        )
-        q_i = load_any_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh, stride_qn, row_i, 0, DK, DK_PAD
-        )
 
+    # k rows above q rows: one load to wait for, and one Gram matrix.
+    stacked = tl.arange(0, 2 * C)
+    is_key = stacked < C
+    stacked_row = tl.minimum(stacked % C, count - 1)
+    k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+    q_base = q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh
+    kq = load_stacked(k_base, stride_kn, q_base, stride_qn, stacked_row, is_key, stacked % C < count)
     # R of a padding request is of anything, and not read. Nothing of it is captured.
     is_node_i = is_node_i & (slot >= 0)
     words_i = narrow(words_i)
@@ -338,26 +377,22 @@ def gdn_verify_prepare_k128v128g2_bf16_sfp32_raw_fast_n16_4f3b1c3a(
     if ck_ptr is not None:
         if h0 % GROUP == 0:
             store_rows(
-                ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
-                stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
+                ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked % C,
+                is_key & (stacked % C < count) & (slot >= 0), 0, kq, DK, DK_PAD,
             )
     mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
-    products = gram(q_i, k_i)
-    erase = gram(k_i, k_i)
-    k_squares = diagonal(erase)
-    q_squares = diagonal(gram(q_i, q_i))
+    grams = gram(kq, kq)
+    kq_squares = diagonal(grams)
     # Rows too large to square are scaled, and the eps under their root with them.
-    k_scale_i = row_scale(k_squares)
-    q_scale_i = row_scale(q_squares)
-    if tl.min(tl.minimum(k_scale_i, q_scale_i), axis=0) < 1.0:
-        k_fit = scaled_rows(k_i, k_scale_i)
-        q_fit = scaled_rows(q_i, q_scale_i)
-        products = gram(q_fit, k_fit)
-        erase = gram(k_fit, k_fit)
-        k_squares = diagonal(erase)
-        q_squares = diagonal(gram(q_fit, q_fit))
-    k_norm_i = inverse_root(k_squares + EPS * k_scale_i * k_scale_i)
-    q_norm_i = inverse_root(q_squares + EPS * q_scale_i * q_scale_i)
+    kq_scale = row_scale(kq_squares)
+    if tl.min(kq_scale, axis=0) < 1.0:
+        kq_fit = scaled_rows(kq, kq_scale)
+        grams = gram(kq_fit, kq_fit)
+        kq_squares = diagonal(grams)
+    kq_norm = inverse_root(kq_squares + EPS * kq_scale * kq_scale)
+    k_norm_i, q_norm_i = halves(kq_norm)
+    k_scale_i, q_scale_i = halves(kq_scale)
+    erase, products = upper_and_lower(left_and_right(grams)[0])
     products = products * q_norm_i[:, None] * k_norm_i[None, :]
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)

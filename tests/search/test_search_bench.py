@@ -74,10 +74,10 @@ def bench(cuda: None, monkeypatch: pytest.MonkeyPatch) -> GpuBench:
     made._device = "cpu"
     real = bucket_inputs.Operands.verify
 
-    def verify(self: Any, problem: Any, out: Any, config: Any) -> Any:
+    def verify(self: Any, problem: Any, out: Any, config: Any, capture: Any = None) -> Any:
         if config == BROKEN:
             raise ValueError("cannot run")
-        result = real(self, problem, out, None)
+        result = real(self, problem, out, None, capture)
         if config == BAD:
             result[0].mul_(1.5)
         return result

@@ -92,6 +92,13 @@ def _check_shared(problem: Problem, config: Config, gpu: GpuLimits) -> str | Non
     return f"reading ahead takes about {need >> 10} KiB of shared memory" if need > gpu.smem_per_block else None
 
 
+def _gather(problem: Problem, rows: int) -> str:
+    # Of 64 rows, both at once do not fit the registers.
+    if rows > 32:
+        return "apart"
+    return "together" if problem.pending or not c.erases(problem) else "stacked"
+
+
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     rows = c.tile_rows(problem)
     bv = min(64, c.power_of_two(problem.dv))
@@ -116,8 +123,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "row_block": block,
             "prepare_warps": block // 16,
-            # Of 64 rows, both together do not fit the registers.
-            "gather": "together" if whole and rows <= 32 else "apart",
+            "gather": _gather(problem, rows),
             # Half the programs for a third of the work more: for many heads only.
             "share": whole and 2 <= problem.group <= 4 and problem.work >= 8 * gpu.sms,
             "prefetch": not walk and c.power_of_two(problem.dk, 32) <= 256,
@@ -247,8 +253,7 @@ TWO_STAGE = Variant(
     starts=(
         {"programs": 0, "prefetch": True, "bv": 128, "warps": 8},
         {"programs": 0, "prefetch": True, "orient": "state", "bv": 64, "warps": 4},
-        {"gather": "stacked"},
-        {"gather": "apart"},
+        {"gather": "together"},
         {"programs": 256, "prefetch": False, "share": True},
         {"programs": 384, "prefetch": False, "share": True},
         {"programs": 0, "prefetch": True, "bv": 128, "warps": 4},
