@@ -25,8 +25,8 @@ from bole_codegen.measure import (
     tree_depth,
     verify_traffic,
 )
-from bole_codegen.measure.inputs import TORCH_DTYPES
-from bole_codegen.search.case import Operands, bound, make_pending, on_torch
+from bole_codegen.search.case import bound
+from bole_codegen.search.operands import Operands, make_pending, on_torch
 from bole_codegen.search.results import CandidateError
 from bole_codegen.search.targets import Target
 from bole_runtime import Config, Factors, PendingChain, TreeBatch, commit, get_family
@@ -247,23 +247,10 @@ def open_bucket(target: Target, layers: int, seed: int, device: torch.device | s
     accepted = torch.randint(0, problem.nodes, (target.batch,), generator=generator, dtype=torch.int32).to(device)
     verify = problem.op == "verify"
     outs = [torch.empty_like(part.v) for part in inputs.layers] if verify else []
-    factors = [_captured(target, tree) if verify else _as_given(target, part, tree, pending) for part in inputs.layers]
-    return BucketInputs(target, inputs, tree, pending, outs, accepted, factors)
-
-
-def _captured(target: Target, tree: TreeBatch) -> Factors:
-    problem = target.problem
-    return Factors.allocate(
-        tree,
-        key_heads=target.hk,
-        value_heads=target.hv,
-        dk=problem.dk,
-        dv=problem.dv,
-        dtype=TORCH_DTYPES[problem.in_dtype],
-        recurrence=problem.family,
-        gate_mode=problem.gate_mode,
-        gate_dtype=TORCH_DTYPES[problem.in_dtype] if problem.gate_mode == "raw" else None,
-    )
+    made = BucketInputs(target, inputs, tree, pending, outs, accepted, [])
+    for i, part in enumerate(inputs.layers):
+        made.factors.append(made.operands(i).buffers(problem) if verify else _as_given(target, part, tree, pending))
+    return made
 
 
 def _as_given(target: Target, part: LayerInputs, tree: TreeBatch, pending: PendingChain | None) -> Factors:

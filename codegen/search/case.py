@@ -8,16 +8,15 @@ same bits.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import make_parents, make_verify_inputs, poison_, relative_error
+from bole_codegen.search.operands import Operands, make_pending, on_torch
 from bole_codegen.search.results import CandidateError
-from bole_runtime import Config, Factors, PendingChain, TreeBatch, commit, get_family, set_backend, verify
+from bole_runtime import Config, Factors, TreeBatch, commit, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 
@@ -64,106 +63,6 @@ class Guarded:
         )
 
 
-@dataclass
-class Operands:
-    """Arguments of one call, without the output."""
-
-    q: Tensor
-    k: Tensor
-    v: Tensor
-    gates: dict[str, Any]
-    state: Tensor
-    slots: Tensor
-    tree: TreeBatch
-    pending: PendingChain | None
-
-    def double(self) -> Operands:
-        """Return the same values in fp64."""
-        pending = self.pending
-        if pending is not None:
-            pending = PendingChain(
-                pending.k.double(),
-                pending.v.double(),
-                {n: g.double() for n, g in pending.gates.items()},
-                pending.length,
-                pending.start,
-            )
-        gates = {n: g.double() if isinstance(g, Tensor) else g for n, g in self.gates.items()}
-        return Operands(
-            self.q.double(),
-            self.k.double(),
-            self.v.double(),
-            gates,
-            self.state.double(),
-            self.slots,
-            self.tree,
-            pending,
-        )
-
-    def verify(
-        self, problem: Problem, out: Tensor | None, config: Config | None, capture: Factors | None = None
-    ) -> tuple[Tensor, Factors]:
-        """Call ``verify`` on these operands."""
-        return verify(
-            self.q,
-            self.k,
-            self.v,
-            gates=self.gates,
-            state=self.state,
-            slots=self.slots,
-            tree=self.tree,
-            recurrence=problem.family,
-            precision=problem.precision,
-            out=out,
-            pending=self.pending,
-            variant=config,
-            factors=capture,
-            validate=False,
-        )
-
-
-def on_torch(call: Callable[[], Any]) -> Any:
-    """Run a call on the torch backend."""
-    set_backend("torch")
-    try:
-        return call()
-    finally:
-        set_backend(None)
-
-
-def make_pending(problem: Problem, hk: int, hv: int, slots: int, like: Tensor, seed: int, full: bool) -> PendingChain:
-    """Draw a pending chain of the bucket's capacity; every ring full, or of random lengths from 0."""
-    generator = torch.Generator(device=like.device).manual_seed(seed)
-    cap = problem.pending
-
-    def normal(*shape: int) -> Tensor:
-        return torch.randn(shape, generator=generator, device=like.device)
-
-    spec = get_family(problem.family)
-    kept = spec.kept_mode(problem.gate_mode)
-    sizes = (hk, hv), (problem.dk, problem.dv)
-    gates = {i.name: normal(slots, cap, *i.sizes(*sizes)) for i in spec.node_gates(kept)}
-    if kept != "ready":
-        gates = {name: gate.to(like.dtype) for name, gate in gates.items()}
-    for i in spec.node_gates("ready") if kept == "ready" else ():
-        if i.role == "log_decay":
-            gates[i.name].abs_().neg_()
-        elif i.role == "write_gate":
-            gates[i.name].sigmoid_()
-
-    def integers(low: int, high: int) -> Tensor:
-        return torch.randint(low, high, (slots,), generator=generator, device=like.device, dtype=torch.int32)
-
-    length = torch.full((slots,), cap, dtype=torch.int32, device=like.device) if full else integers(0, cap + 1)
-    return PendingChain(
-        k=normal(slots, cap, hk, problem.dk).to(like.dtype),
-        v=normal(slots, cap, hv, problem.dv).to(like.dtype),
-        gates=gates,
-        length=length,
-        start=integers(0, cap),
-    )
-
-
 def small_operands(problem: Problem, device: torch.device | str, seed: int) -> Operands:
     """Draw the operands of a check."""
     hk = 2
@@ -205,6 +104,8 @@ class CheckCase:
         slots = self.operands.slots
         if problem.op == "verify":
             self.reference: Tensor = on_torch(lambda: wide.verify(problem, None, None))[0]
+            # Timed launches capture factors, and have the output type of the inputs.
+            self._buffers = self.operands.buffers(problem)
             return
         depths = self.operands.tree.depths.cpu()
         deepest = int(depths[0].argmax())
@@ -246,7 +147,7 @@ class CheckCase:
         if self.problem.op == "verify":
             kind = torch.float32 if full else ops.v.dtype
             out = torch.empty(self.reference.shape, dtype=kind, device=ops.v.device)
-            ops.verify(self.problem, Guarded.like(out).inner, config)
+            ops.verify(self.problem, Guarded.like(out).inner, config, None if full else self._buffers)
             return
         layers = 1 if full else 2
         self._fold([Guarded.like(ops.state).inner for _ in range(layers)], config)
@@ -275,10 +176,11 @@ class CheckCase:
     def _verify(self, config: Config | None, dtype: torch.dtype) -> tuple[Tensor, float]:
         ops = self.operands
         blank = torch.empty(self.reference.shape, dtype=dtype, device=self.reference.device)
+        capture = self._buffers if dtype == ops.v.dtype else None
         runs = []
         for _ in range(2):
             out = Guarded.like(poison_(blank))
-            ops.verify(self.problem, out.inner, config)
+            ops.verify(self.problem, out.inner, config, capture)
             if not out.intact():  # Fatal: it may have hit what later checks rely on.
                 raise CandidateError("bounds", "wrote outside the output", fatal=True)
             if not bool((bits(ops.state) == self._state).all()):
@@ -290,12 +192,12 @@ class CheckCase:
         return runs[0], error
 
     def _as_timed(self, config: Config | None, exact: Tensor) -> None:
-        """Run with the output type of the timings: it is compiled here, in one of many workers, and not there."""
+        """Run as timings do: it is compiled here, in one of many workers, and not there."""
         ops = self.operands
         if ops.v.dtype == exact.dtype:
             return
         out = poison_(torch.empty_like(exact, dtype=ops.v.dtype))
-        ops.verify(self.problem, out, config)
+        ops.verify(self.problem, out, config, self._buffers)
         if not torch.allclose(out.float(), exact.to(out.dtype).float(), rtol=0.0, atol=0.0, equal_nan=True):
             raise CandidateError("wrong", f"the {self.problem.in_dtype} output is not the rounded fp32 output")
 

@@ -16,7 +16,8 @@ import sys
 import torch
 
 from bole_codegen.search.bucket_inputs import open_bucket
-from bole_codegen.search.case import CheckCase, on_torch
+from bole_codegen.search.case import CheckCase
+from bole_codegen.search.operands import on_torch
 from bole_codegen.search.targets import Target, class_of
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config

@@ -91,8 +91,8 @@ def test_a_search_compiles_what_its_launches_ask_for(variant: str, case: Target)
         if problem.op == "verify":
             bucket.spot_check(config)
 
-    def compile_only(kernel: Any, problem: Any, limits: Any) -> Resources:
-        assert offline.request(kernel, problem, limits) is None
+    def compile_only(kernel: Any, problem: Any, limits: Any, present: Any = frozenset()) -> Resources:
+        assert offline.request(kernel, problem, limits, present) is None
         return Resources(0, 0, 0, 0, 0.0, b"")
 
     def compilations() -> None:

@@ -8,7 +8,8 @@ from typing import Any
 
 import torch
 
-from bole_codegen.search import case as case_module
+from bole_codegen.search import operands as operands_module
+from bole_codegen.search.case import bits
 from bole_codegen.search.gpu_bench import GpuBench, classify
 from bole_codegen.search.results import CandidateError
 from bole_runtime.kernels.problem import Problem
@@ -50,7 +51,7 @@ class CorruptedBench(GpuBench):
 
     def gate(self, problem: Problem, config: Config) -> float:
         how = self._plant.get(str(config))
-        real, launches = case_module.verify, 0
+        real, launches = operands_module.verify, 0
 
         def verify(*args: Any, **options: Any) -> Any:
             nonlocal launches
@@ -68,15 +69,15 @@ class CorruptedBench(GpuBench):
                 options["state"][6, 0, 0, 0] = 1.0
             elif how == "races":
                 # The last bit, so that no result is wrong, but no two in a row are the same.
-                case_module.bits(out)[0, 0, 0, 0] ^= launches % 2
+                bits(out)[0, 0, 0, 0] ^= launches % 2
             else:
                 raise ValueError(f"nothing is known of {how!r}")
             return result
 
-        case_module.verify = verify
+        operands_module.verify = verify
         try:
             error = super().gate(problem, config)
         finally:
-            case_module.verify = real
+            operands_module.verify = real
         assert how is None or launches, f"{how} was never planted"
         return error

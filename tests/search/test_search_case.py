@@ -10,6 +10,7 @@ import pytest
 import torch
 
 from bole_codegen.search import case as case_module
+from bole_codegen.search import operands as operands_module
 from bole_codegen.search.bucket_inputs import layer_count, open_bucket
 from bole_codegen.search.case import GUARD, CheckCase, Guarded, bound
 from bole_codegen.search.results import CandidateError
@@ -47,14 +48,14 @@ def test_a_right_kernel_of_another_family_passes(family: str, op: str) -> None:
 def _verify_that(corrupt: Callable[[Any, int], None], monkeypatch: pytest.MonkeyPatch) -> CheckCase:
     """Return a check whose kernel is right and then corrupts its call."""
     check = CheckCase(VERIFY, "cpu", 0)
-    real, count = case_module.verify, iter(range(100))
+    real, count = operands_module.verify, iter(range(100))
 
     def wrong(*args: Any, **options: Any) -> Any:
         result = real(*args, **options)
         corrupt(options, next(count))
         return result
 
-    monkeypatch.setattr(case_module, "verify", wrong)
+    monkeypatch.setattr(operands_module, "verify", wrong)
     return check
 
 
