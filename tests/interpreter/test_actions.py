@@ -14,6 +14,7 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 VARIANTS = {
     "steps": get_variant("commit", "steps").config({"bv": 32, "warps": 1}),
+    "blocks": get_variant("commit", "blocks").config({"bv": 32, "block": 4, "warps": 1}),
     "path": get_variant("commit", "path").config(
         {"bv": 32, "chunk": 16, "dot": "tf32x3", "solve": "tf32x3", "warps": 1}
     ),
@@ -22,7 +23,11 @@ VARIANTS = {
 
 @pytest.mark.parametrize("variant", VARIANTS)
 def test_rows_do_what_their_action_says(variant: str) -> None:
-    mode, dtype, seed = {"steps": ("raw", torch.float16, 2), "path": ("ready", torch.float32, 4)}[variant]
+    mode, dtype, seed = {
+        "steps": ("raw", torch.float16, 2),
+        "blocks": ("raw", torch.float16, 3),
+        "path": ("ready", torch.float32, 4),
+    }[variant]
     setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), dtype, torch.float32, "lossless")
     assert check_actions(setup, seed, mode=mode, variant=VARIANTS[variant]) == {0, 1, 2, 3}
 
@@ -32,6 +37,10 @@ def test_rows_do_what_their_action_says(variant: str) -> None:
     [
         ("mamba2", "raw", ("dt_bias",), "steps"),
         ("mamba2", "raw", ("D",), "path"),
+        ("mamba2", "raw", (), "blocks"),
+        ("lightning", "ready", (), "blocks"),
+        ("linear_attention", "ready", (), "blocks"),
+        ("deltanet", "raw", (), "blocks"),
         ("lightning", "ready", (), "steps"),
         ("simple_gla", "raw", (), "path"),
         ("linear_attention", "ready", (), "steps"),

@@ -150,12 +150,14 @@ def test_keys_too_large_to_square() -> None:
     check_commit(setup, inputs, check_verify(setup, inputs), [13])
 
 
+@pytest.mark.parametrize("how", ["steps", "blocks"])
 @pytest.mark.parametrize("mode", ["ready", "raw"])
 @pytest.mark.parametrize("name", NAMES)
-def test_rows_do_what_their_action_says(name: str, mode: str) -> None:
+def test_rows_do_what_their_action_says(name: str, mode: str, how: str) -> None:
     setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), FP32, FP32, "lossless")
-    steps = get_variant("commit", "steps").config({"bv": 32, "warps": 1})
-    assert check_actions(setup, 2, mode=mode, variant=steps, family=name) == {0, 1, 2, 3}
+    sizes = {"bv": 32, "warps": 1} | ({"block": 2} if how == "blocks" else {})
+    variant = get_variant("commit", how).config(sizes)
+    assert check_actions(setup, 2, mode=mode, variant=variant, family=name) == {0, 1, 2, 3}
 
 
 def test_other_variants_and_more_rows_are_refused() -> None:

@@ -79,6 +79,9 @@ COMMIT: tuple[tuple[Pin, Draw], ...] = (
     (pin(commit={"chunk": 16, "bv": 32}), draw((33, 20), TWO, (16, 24), mode="raw", capture=False)),
     (pin(commit={"chunk": 32, "bv": 16}), draw((40, 26), THREE, (20, 16), packed=True, pending=5)),
     (pin(commit={"chunk": 16, "bv": 16}), draw((37, 60), ONE, (48, 40), pending=5, mode="raw")),
+    (pin(commit={"variant": "blocks", "block": 4, "bv": 16}), draw((33, 20), TWO, (48, 24), mode="raw")),
+    (pin(commit={"variant": "blocks", "block": 2, "bv": 16}), draw((13, 6), THREE, (20, 40), packed=True, pending=5)),
+    (pin(commit={"variant": "blocks", "block": 8, "bv": 8}), draw((9, 26), ONE, (100, 20), pending=5, mode="raw")),
 )
 
 

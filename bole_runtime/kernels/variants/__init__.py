@@ -11,13 +11,14 @@ from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Variant
 from bole_runtime.kernels.variants.chunked import CHUNKED
 from bole_runtime.kernels.variants.commit import COMMIT
+from bole_runtime.kernels.variants.commit_blocks import COMMIT_BLOCKS
 from bole_runtime.kernels.variants.commit_steps import COMMIT_STEPS
 from bole_runtime.kernels.variants.conv import TREE_CONV
 from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
 
-_ALL: tuple[Variant, ...] = (FUSED, TWO_STAGE, CHUNKED, COMMIT_STEPS, COMMIT, TREE_CONV, CONV_COMMIT)
+_ALL: tuple[Variant, ...] = (FUSED, TWO_STAGE, CHUNKED, COMMIT_STEPS, COMMIT_BLOCKS, COMMIT, TREE_CONV, CONV_COMMIT)
 
 
 def all_variants(op: str) -> tuple[Variant, ...]:

@@ -242,6 +242,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "MAKES_R": False,
         "CLAMPED": False,
         "GATHER": "apart",
+        "SPLIT_KEYS": False,
         "HALVES": 0,
         "SOLVE_TERMS": 0,
         "SOLVER": "inverse",

@@ -28,7 +28,7 @@ class Golden:
 
 def _golden(variant: str, changes: dict[str, Any], index: int = 0, **problem: Any) -> Golden:
     problem.setdefault("depth", problem.get("nodes", 16))
-    op = "commit" if variant in ("path", "steps") else "verify"
+    op = "commit" if variant in ("path", "steps", "blocks") else "verify"
     return Golden(_USUAL.replace(op=op, **problem), variant, changes, index)
 
 
@@ -62,6 +62,10 @@ GOLDENS: dict[str, Golden] = {
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),
+    "commit_blocks_raw_lossless": _golden("blocks", {"block": 2}, gate_mode="raw"),
+    "commit_blocks_kda_layers_raw_pending": _golden(
+        "blocks", {"block": 2}, 1, pending=16, family="kda", group=1, gate_mode="raw"
+    ),
     "commit_steps_layers_ready_pending": _golden("steps", {}, 1, pending=16),
     "verify_fused_mamba2_raw_fast": _golden("fused", {"bv": 32}, **_MAMBA2, **_RAW_FAST),
     "verify_prepare_mamba2_ready_blocks": _golden("two_stage", _BLOCKS, nodes=32, **{**_MAMBA2, "group": 2}),

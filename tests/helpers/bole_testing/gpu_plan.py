@@ -150,6 +150,11 @@ VARIANTS: tuple[VariantEntry, ...] = (
     ),
     _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
     _entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    _entry(pin("two_stage", commit={"variant": "blocks", "block": 4, "bv": 16, "warps": 1}), nodes=30, capture=True),
+    _entry(
+        pin("fused", commit={"variant": "blocks", "block": 8, "bv": 32}), nodes=16, dims=ODD, pending=16, packed=True
+    ),
+    _entry(pin("two_stage", commit={"variant": "blocks", "block": 2}), "fast", nodes=21, types=(BF16, BF16)),
     _entry(pin("two_stage", orient="state"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
     _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
     _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
@@ -175,6 +180,7 @@ class FamilyEntry:
 
 _SSD = {"dims": (128, 64), "heads": (1, 16)}
 _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
+_BLOCKS = {"variant": "blocks", "block": 2}
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", _entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
@@ -203,6 +209,8 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("kda", _entry(pin("fused", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
     FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_STEPS), nodes=20, dims=ODD, heads=(1, 3), packed=True)),
     FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
+    FamilyEntry("kda", _entry(pin("fused", bv=32, commit=_BLOCKS), nodes=16, heads=(2, 2), capture=True)),
+    FamilyEntry("mamba2", _entry(pin("fused", commit=_BLOCKS), **_SSD, capture=True)),
     FamilyEntry("kda", _entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=30, types=(FP32, FP32), mode="ready")),
     FamilyEntry("gla", _entry(pin("fused", bv=64, commit=_STEPS), mode="ready", pending=16)),
     FamilyEntry("gla", _entry(pin("fused", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
