@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import torch
 
@@ -17,6 +17,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 from bole_runtime.tree import TreeBatch
+from bole_runtime.validate_warmup import check_sizes, check_types
 
 
 @dataclass
@@ -142,11 +143,15 @@ def _check_verify(call: VerifyCall, config: Config | None) -> float:
     return _error(out, want.out)
 
 
-def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
-    factors = Factors(
+def _factors(call: VerifyCall) -> Factors:
+    return Factors(
         call.spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree,
         options=call.options,
     )  # fmt: skip
+
+
+def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
+    factors = _factors(call)
     accepted = torch.full_like(call.slots, call.tree.max_nodes - 1)
     pools = [call.state.clone() for _ in range(layers)]
     commit(pools, call.slots, [factors] * layers, accepted, precision=call.precision, variant=config, validate=False)
@@ -201,7 +206,7 @@ def warmup(
         index_dtype: of slots and accepted nodes.
         precision: one profile or several.
         packed: prepare packed trees instead of dense ones.
-        captured: prepare verification that copies factors to buffers.
+        captured: prepare verification that copies factors to buffers, and the commit of what they hold.
         layers: layers of one commit; above 1 the all-layer launch is prepared too.
         device: default, the current CUDA device, or the CPU without one.
         progress: called with one line for each size.
@@ -215,6 +220,8 @@ def warmup(
     """
     started = time.perf_counter()
     spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
+    check_sizes(key_heads, value_heads, dk, dv, max_batch, max_nodes, max_depth, layers)
+    check_types(dtype, state_dtype, precision)
     mode = spec.modes[-1] if gate_mode is None else gate_mode
     if mode not in spec.modes:
         raise ValueError(f"gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}")
@@ -246,13 +253,12 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
 
     # The kernels do not depend on the batch, only the choice among them does: check with few requests.
     call = _call(g, min(batch, 2), precision, captured)
-    alone = _call(g, min(batch, 2), precision, False) if captured else call
+    # Captured factors hold ready gates where those are one value a head, and that is what their commit reads.
+    kept = replace(g, gate_mode=g.spec.kept_mode(g.gate_mode)) if captured else g
+    alone = _call(kept, min(batch, 2), precision, False) if captured else call
     work = select.buckets(g.nodes, g.depth, 0, batch, g.hv)[3]
-    factors = Factors(
-        call.spec, call.gate_mode, call.k, call.v, call.gates, 1.0, call.qk_l2norm, call.tree, options=call.options
-    )  # fmt: skip
-    layer = CommitLayer(call.state, factors)
-    commit_call = CommitCall(call.spec, (layer,), call.slots, call.slots, call.tree, precision)
+    layer = CommitLayer(alone.state, _factors(alone))
+    commit_call = CommitCall(call.spec, (layer,), alone.slots, alone.slots, alone.tree, precision)
     verify_bound = OUTPUT_BOUND[precision]
     commit_bound = STATE_BOUND[precision] + STATE_ROUNDING[select.SHORT[g.state_dtype]]
     problems: list[tuple[Problem, Callable[[Config], float], float]] = [

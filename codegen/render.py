@@ -7,7 +7,6 @@ same bytes. Undefined names in a template are errors.
 from __future__ import annotations
 
 import functools
-import hashlib
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,11 +16,10 @@ import jinja2
 import bole_templates
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, KernelPlan
+from bole_runtime.kernels.text import PLACEHOLDER, kernel_hash, template_hash
 from bole_runtime.kernels.variants import get_variant
 
 _CONSTANT = re.compile(r"([A-Z_]+) = tl\.constexpr\(")
-_PLACEHOLDER = "KERNEL_NAME"
-_COMMENT = re.compile(r"^\s*#.*$|\s+#\s.*$", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -41,12 +39,6 @@ class RenderedKernel:
     plan: KernelPlan
 
 
-def text_hash(source: str) -> str:
-    """Return the hash of a kernel's text without comments and blank lines, 16 hex digits."""
-    lines = (line.rstrip() for line in _COMMENT.sub("", source).splitlines())
-    return hashlib.sha256("\n".join(line for line in lines if line).encode()).hexdigest()[:16]
-
-
 def template_dir() -> Path:
     """Return the folder the templates are installed in."""
     return Path(bole_templates.__file__).parent
@@ -62,15 +54,6 @@ def _environment() -> jinja2.Environment:
         keep_trailing_newline=True,
         autoescape=False,
     )
-
-
-@functools.lru_cache(maxsize=1)
-def template_hash() -> str:
-    """Return one hash over every template file, 12 hex digits."""
-    digest = hashlib.sha256()
-    for path in sorted(template_dir().rglob("*.jinja")):
-        digest.update(path.relative_to(template_dir()).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:12]
 
 
 def _tidy(text: str) -> str:
@@ -114,7 +97,7 @@ def _render_plan(problem: Specialisation, plan: KernelPlan) -> RenderedKernel:
         _environment()
         .get_template(plan.template)
         .render(
-            name=_PLACEHOLDER,
+            name=PLACEHOLDER,
             args=[a.name for a in plan.arguments],
             fixed=[a.name for a in plan.arguments if not a.specialised and not a.name.endswith("_ptr")],
             unaligned=[a.name for a in plan.arguments if not a.specialised and a.name.endswith("_ptr")],
@@ -128,10 +111,9 @@ def _render_plan(problem: Specialisation, plan: KernelPlan) -> RenderedKernel:
             **context,
         )
     )
-    # Launch options are part of what was measured, though not of the code.
-    digest = text_hash(f"{source}\n{plan.options}")
+    digest = kernel_hash(source, PLACEHOLDER, plan.options)
     name = f"{plan.stem}_{digest[:8]}"
-    return RenderedKernel(name, source.replace(_PLACEHOLDER, name), digest, plan)
+    return RenderedKernel(name, source.replace(PLACEHOLDER, name), digest, plan)
 
 
 def _title(problem: Specialisation, plan: KernelPlan) -> str:

@@ -20,6 +20,7 @@ from bole_runtime.families import get_family
 from bole_runtime.kernels.arguments import usual_gate_dtypes
 from bole_runtime.kernels.problem import Problem, Specialisation
 from bole_runtime.kernels.space import Config, KernelPlan
+from bole_runtime.kernels.text import kernel_hash, template_hash
 from bole_runtime.kernels.variants import get_variant
 
 
@@ -105,12 +106,22 @@ def import_kernel(name: str, source: str) -> Any:
 
 
 def _is_of(path: Path, plan: KernelPlan) -> bool:
-    """Whether a shipped kernel was rendered for a plan, as its header tells: a table may name any of them."""
+    """Whether a shipped kernel was rendered for a plan, as its header tells: a table may name any of them.
+
+    A file that was edited is no such kernel: its name ends in the hash of its code.
+    """
     context, options = plan.context, f"num_warps={plan.num_warps} num_stages={plan.num_stages}"
-    with path.open() as file:
-        header = {line.rstrip("\n") for line in itertools.takewhile(lambda line: line.startswith("#"), file)}
+    text = path.read_text()
+    header = set(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
     wanted = (f"spec: {context['spec_line']}", f"config: {context['config_line']}", f"launch: {options}")
-    return all(f"# {line}" in header for line in wanted)
+    if any(f"# {line}" not in header for line in wanted):
+        return False
+    return kernel_hash(text, path.stem, plan.options).startswith(path.stem.rpartition("_")[2])
+
+
+def _templates_changed(path: Path) -> bool:
+    """Whether the templates are others than those a shipped kernel was rendered from: it may be outdated."""
+    return f"# template hash: {template_hash()}\n" not in path.read_text()[:2000] and template_hash() != ""
 
 
 @functools.lru_cache(maxsize=4096)
@@ -122,28 +133,33 @@ def _load(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tu
         problem.qk_l2norm == get_family(problem.family).qk_l2norm
         and problem.gate_dtypes in ((), usual_gate_dtypes(problem))
     )
-    if (
+    fits = (
         usual
         and len(names) == len(plans)
         and all(
             name in shipped and name.startswith(plan.stem + "_") and _is_of(shipped[name], plan)
             for name, plan in zip(names, plans, strict=True)
         )
-    ):
-        return tuple(
-            LoadedKernel(name, _import(name, shipped[name]), plan) for name, plan in zip(names, plans, strict=True)
-        )
+    )
+    if fits and not any(_templates_changed(shipped[name]) for name in names):
+        return _take(shipped, names, plans)
     try:
         from bole_codegen.render import render
     except ImportError as error:
+        if fits:  # What was shipped is all there is.
+            return _take(shipped, names, plans)
         raise RuntimeError(
             f"no shipped kernel serves {problem.key()} with {config}, and rendering one needs bole_codegen and Jinja2: "
             f"install the full package ({error})"
         ) from error
-    kernels = []
-    for rendered in render(problem, config):
-        kernels.append(LoadedKernel(rendered.name, import_kernel(rendered.name, rendered.source), rendered.plan))
-    return tuple(kernels)
+    made = render(problem, config)
+    if fits and [r.name for r in made] == list(names):
+        return _take(shipped, names, plans)
+    return tuple(LoadedKernel(r.name, import_kernel(r.name, r.source), r.plan) for r in made)
+
+
+def _take(shipped: dict[str, Path], names: tuple[str, ...], plans: tuple[KernelPlan, ...]) -> tuple[LoadedKernel, ...]:
+    return tuple(LoadedKernel(n, _import(n, shipped[n]), plan) for n, plan in zip(names, plans, strict=True))
 
 
 def load(problem: Specialisation, config: Config, names: tuple[str, ...] = ()) -> tuple[LoadedKernel, ...]:

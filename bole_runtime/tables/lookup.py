@@ -7,11 +7,11 @@ The order in which entries are tried, first match first:
 3. shipped entries that were predicted without a GPU;
 4. the analytic default, which needs no table.
 
-Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node, pending and depth
-buckets go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal
-``HV / HK`` before another, and the work bucket to the nearest upward, or the largest one below when none is above. An
-entry that cannot run here is passed over, so that the choice is only ever about speed. So is one whose kernels failed
-on such a GPU before (``bad.py``); the analytic default respects that list too.
+Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node and pending buckets
+go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal ``HV / HK``
+before another, the work bucket to the nearest upward, or the largest one below when none is above, and the depth
+bucket to the nearest upward. An entry that cannot run here is passed over, so that the choice is only ever about
+speed. So is one whose kernels failed on such a GPU before (``bad.py``); the analytic default respects that list too.
 """
 
 from __future__ import annotations
@@ -351,11 +351,12 @@ def _rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
     return (
         other.nodes,
         other.pending,
-        other.depth,
         other.gate_mode != problem.gate_mode,
         abs(math.log2(other.group / problem.group)),
         below,
         -other.work if below else other.work,
+        # Last: an entry for deeper trees serves these as well, one for another batch can be far from the best.
+        other.depth,
     )
 
 

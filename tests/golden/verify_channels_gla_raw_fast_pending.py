@@ -2,7 +2,7 @@
 # template: verify_channels.py.jinja
 # template hash: (of all templates)
 # spec: verify gla dk128 dv128 group1 bf16 state fp32 gates raw fast nodes 16 pending 16 no l2norm
-# config: fused(orient=nodes, bv=64, state_dot=tf32, mix=bf16, solve=tf32, warps=4, prefetch=False, stack=False)
+# config: fused(orient=nodes, bv=64, state_dot=tf32, mix=bf16, solve=tf32x3, warps=4, prefetch=False, stack=False)
 # launch: num_warps=4 num_stages=1
 """Gated linear attention: verify channels, fast."""
 

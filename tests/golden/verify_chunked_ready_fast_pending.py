@@ -2,7 +2,7 @@
 # template: verify_chunked.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 128 pending 16
-# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=tf32, solve=tf32, warps=4)
+# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=tf32, solve=tf32x3, warps=4)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify chunked, fast."""
 
@@ -129,15 +129,19 @@ def tf32_high(x):
 
 
 @triton.jit
-def tf32_product(x, y):
-    """x y of operands rounded to tf32, fp32."""
-    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+def tf32x3_product(x, y):
+    """x y of operands of two tf32 terms, fp32: what is left out is 2^-24 of it, of any sign."""
+    x_high = tf32_high(x)
+    y_high = tf32_high(y)
+    acc = tl.dot(x_high, y - y_high, input_precision="tf32")
+    acc = tl.dot(x - x_high, y_high, acc, input_precision="tf32")
+    return tl.dot(x_high, y_high, acc, input_precision="tf32")
 
 
 @triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tf32_product(x, y)
+    return tf32x3_product(x, y)
 
 
 @triton.jit
@@ -209,7 +213,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_08b7ca1f(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_e24b527f(
     q_ptr,
     k_ptr,
     v_ptr,

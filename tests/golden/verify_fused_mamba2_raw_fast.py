@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify mamba2 dk128 dv64 group16 bf16 state fp32 gates raw fast nodes 16 pending 0 no l2norm
-# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32x3, warps=4, prefetch=True, stack=False)
 # launch: num_warps=4 num_stages=1
 """Mamba2 (SSD): verify fused, fast."""
 

@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 0
-# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=32, state_dot=bf16, mix=bf16, solve=tf32x3, warps=4, prefetch=True, stack=False)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -161,15 +161,19 @@ def tf32_high(x):
 
 
 @triton.jit
-def tf32_product(x, y):
-    """x y of operands rounded to tf32, fp32."""
-    return tl.dot(tf32_high(x), tf32_high(y), input_precision="tf32")
+def tf32x3_product(x, y):
+    """x y of operands of two tf32 terms, fp32: what is left out is 2^-24 of it, of any sign."""
+    x_high = tf32_high(x)
+    y_high = tf32_high(y)
+    acc = tl.dot(x_high, y - y_high, input_precision="tf32")
+    acc = tl.dot(x - x_high, y_high, acc, input_precision="tf32")
+    return tl.dot(x_high, y_high, acc, input_precision="tf32")
 
 
 @triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
-    return tf32_product(x, y)
+    return tf32x3_product(x, y)
 
 
 @triton.jit
@@ -221,7 +225,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_8198ccb6(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_75c46000(
     q_ptr,
     k_ptr,
     v_ptr,

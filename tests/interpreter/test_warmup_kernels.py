@@ -32,7 +32,8 @@ def test_other_families(family: str) -> None:
     )  # fmt: skip
     assert [(p.op, p.gate_mode) for p, _, _ in report.checked] == [
         ("verify", "ready" if family == "lightning" else "raw"),
-        ("commit", "ready" if family == "lightning" else "raw"),
+        # What a capture holds: ready gates, but for a value a channel, which are kept as given.
+        ("commit", "raw" if family == "kda" else "ready"),
     ]
     assert all(error < 5e-6 for _, _, error in report.checked)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from bole_codegen.render import render
 from bole_runtime.kernels import loader
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
+from bole_runtime.kernels.text import kernel_hash, template_hash
 from bole_runtime.kernels.variants import all_variants, get_variant
 
 PROBLEM = Problem("verify", "gdn", 16, 32, 1, "fp32", "fp32", "ready", "lossless", 16, 16, 0, 1)
@@ -63,6 +65,43 @@ def test_a_shipped_kernel_of_another_configuration_is_not(shipped: dict[str, Pat
     assert kernel.name == render(PROBLEM, config(**changes))[0].name != name
 
 
+@pytest.mark.parametrize(
+    "edit", [("tl.program_id(0)", "tl.program_id(0) + 0"), ("    return", "    print()\n    return")]
+)
+def test_a_shipped_kernel_that_was_edited_is_not(shipped: dict[str, Path], edit: tuple[str, str]) -> None:
+    (rendered,) = render(PROBLEM, config())
+    text = shipped[rendered.name].read_text()
+    assert edit[0] in text
+    shipped[rendered.name].write_text(text.replace(*edit, 1))
+    (kernel,) = loader.load(PROBLEM, config(), (rendered.name,))
+    assert kernel.name == rendered.name
+    assert Path(kernel.function.fn.__code__.co_filename) != shipped[rendered.name]
+
+
+def test_a_shipped_kernel_of_older_templates_is_taken_only_if_they_still_make_it(
+    shipped: dict[str, Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rendered,) = render(PROBLEM, config())
+    path = shipped[rendered.name]
+    older = path.read_text().replace(f"# template hash: {template_hash()}", "# template hash: 0123456789ab")
+    path.write_text(older)
+    (kernel,) = loader.load(PROBLEM, config(), (rendered.name,))
+    assert Path(kernel.function.fn.__code__.co_filename) == path
+    # The same kernel as older templates made it: right for its name, and not what they make now.
+    text = older.replace("tl.program_id(0)", "tl.program_id(0) + 0", 1)
+    name = f"{rendered.plan.stem}_{kernel_hash(text, rendered.name, rendered.plan.options)[:8]}"
+    shipped[name] = path.with_stem(name)
+    shipped[name].write_text(text.replace(rendered.name, name))
+    loader._load.cache_clear()
+    (kernel,) = loader.load(PROBLEM, config(), (name,))
+    assert kernel.name == rendered.name
+    # Where nothing can be rendered, it is all there is.
+    loader._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "bole_codegen.render", None)
+    (kernel,) = loader.load(PROBLEM, config(), (name,))
+    assert kernel.name == name
+
+
 def test_a_cache_that_cannot_be_made(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "file"))
@@ -95,6 +134,6 @@ def test_headers_tell_the_configuration(variant: Variant, tmp_path: Path) -> Non
     limits = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
     for made in itertools.islice(variant.enumerate(problem, limits), 0, None, 97):
         for kernel in render(problem, made):
-            path = tmp_path / "kernel.py"
+            path = tmp_path / f"{kernel.name}.py"
             path.write_text(kernel.source)
             assert loader._is_of(path, kernel.plan)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 import torch
 
@@ -21,6 +23,25 @@ def test_torch_backend_needs_no_kernels() -> None:
 def test_unknown_family_is_named() -> None:
     with pytest.raises(ValueError, match="mamba1"):
         warmup(**geometry(), recurrence="mamba1", device="cpu")
+
+
+@pytest.mark.parametrize(
+    ("change", "error", "text"),
+    [
+        ({"key_heads": 2, "value_heads": 3}, ValueError, "value_heads: 3 is no multiple of key_heads, 2"),
+        ({"dk": 0}, ValueError, "dk"),
+        ({"max_batch": 0}, ValueError, "max_batch"),
+        ({"max_batch": 2.5}, TypeError, "max_batch"),
+        ({"max_nodes": 600}, ValueError, "max_nodes"),
+        ({"max_depth": 9, "max_nodes": 4}, ValueError, "max_depth"),
+        ({"layers": 0}, ValueError, "layers"),
+        ({"dtype": torch.int8}, TypeError, "dtype: torch.int8 is not allowed"),
+        ({"precision": ("fast", "bogus")}, ValueError, "precision: 'bogus' is unknown; known: fast, lossless"),
+    ],
+)
+def test_wrong_arguments_are_named(change: dict[str, Any], error: type[Exception], text: str) -> None:
+    with pytest.raises(error, match=text):
+        warmup(**{**geometry(), **change}, device="cpu")
 
 
 @pytest.mark.gpu

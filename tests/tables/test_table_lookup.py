@@ -74,6 +74,18 @@ def test_buckets_go_upward_and_work_to_the_largest(tmp_path: Path) -> None:
         assert dispatcher.resolve(P.replace(pending=32), H200, fakes.LIMITS).source == "default"
 
 
+def test_an_entry_for_deeper_trees_goes_before_one_for_another_batch(tmp_path: Path) -> None:
+    fakes.write(
+        tmp_path,
+        fakes.entry(P.replace(nodes=32, depth=16, work=32), bv(16)),
+        fakes.entry(P.replace(nodes=32, depth=32, work=2048), bv(64)),
+        fakes.entry(P.replace(nodes=32, depth=16, work=8192), bv(128)),
+    )
+    dispatcher = make(tmp_path)
+    for work, wanted in ((2048, 64), (32, 16), (8192, 128), (4096, 128), (1024, 64)):
+        assert quiet(dispatcher, P.replace(nodes=32, depth=16, work=work)).config["BV"] == wanted, work
+
+
 @pytest.mark.parametrize(
     "change",
     [

@@ -15,9 +15,10 @@ import pytest
 from bole_testing.goldens import GOLDENS, golden_kernel
 
 from bole_codegen import render as module
-from bole_codegen.render import render, text_hash
+from bole_codegen.render import render
 from bole_runtime import gpus
 from bole_runtime.kernels import Config, Problem, default_config
+from bole_runtime.kernels.text import text_hash
 from bole_runtime.kernels.variants import all_variants
 
 LIMITS = gpus.get("h200").limits()

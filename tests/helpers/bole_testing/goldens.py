@@ -48,7 +48,7 @@ _DELTANET = {"family": "deltanet", "group": 1}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
     "verify_fused_ready_lossless": _golden("fused", {"bv": 32}),
-    "verify_fused_raw_fast_inverse": _golden("fused", {"bv": 32, "stack": False, "solve": "tf32"}, **_RAW_FAST),
+    "verify_fused_raw_fast_inverse": _golden("fused", {"bv": 32, "stack": False, "solve": "tf32x3"}, **_RAW_FAST),
     "verify_fused_raw_fast_pending": _golden("fused", {"bv": 16}, pending=16, **_RAW_FAST),
     "verify_prepare_raw_fast": _golden("two_stage", {"share": False}, **_RAW_FAST),
     "verify_prepare_ready_lossless_blocks_shared": _golden("two_stage", _BLOCKS, nodes=64),

@@ -121,7 +121,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     _entry(pin("two_stage", programs=128, bv=64, share=True), "fast", nodes=20, packed=True),
     _entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
     _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False, chain=False), nodes=32),
-    _entry(pin("two_stage", programs=128, bv=64, solve="tf32", mix_store="fp32"), "fast", nodes=30, pending=16),
+    _entry(pin("two_stage", programs=128, bv=64, solve="tf32x3", mix_store="fp32"), "fast", nodes=30, pending=16),
     _entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
     _entry(pin("fused", bv=32, solve="fp16", stack=False), "fast", nodes=16),
     _entry(pin("fused", bv=16, warps=1, solve="fp16x2"), nodes=16, packed=True, capture=True),
