@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
 """Sets up a checkout and runs its two main jobs. Needs Python 3.10 or later with venv, and nothing else.
 
-    python3 tools/dev.py tune [bole-tune arguments]   search; without arguments a short one that fits this machine
+    python3 tools/dev.py tune [bole-tune arguments]   search into bole-out; without arguments a short one
     python3 tools/dev.py test [pytest arguments]      ruff, mypy and the tests
     python3 tools/dev.py test --gpu [...]             the GPU tests alone, on a machine with a GPU
     python3 tools/dev.py lint                         ruff and mypy
     python3 tools/dev.py setup                        only the environment, in .venv
+    python3 tools/dev.py tune --help                  more about one of these, at once
 
 The first run creates .venv and installs the project in editable mode; later runs find it done and start at once.
 If the Python that runs this already has torch with a working CUDA device and Triton, .venv uses those and installs
@@ -49,19 +50,42 @@ from bole_runtime import gpus
 record = gpus.identify(torch.cuda.get_device_name()) if torch.cuda.is_available() else None
 print(record.key if record is not None and record.supported else "")
 """
-# One model's geometry in one bucket, written to a folder of its own: minutes, not the hour of a whole table.
-SHORT_SEARCH = [
-    "--model",
-    "qwen3.5-9b",
-    "--nodes",
-    "16",
-    "--batch",
-    "8",
-    "--precision",
-    "lossless",
-    "--out",
-    "bole-out",
-]
+# One model's geometry in one bucket: minutes, not the hour of a whole table.
+SHORT_SEARCH = ["--model", "qwen3.5-9b", "--nodes", "16", "--batch", "8", "--precision", "lossless"]
+# What bole-tune does with tables that exist; without --out it reads those of the checkout.
+READS_TABLES = ("--show", "--diff", "--explain", "--reproduce", "--verify", "--stale", "--version")
+
+HELP = {
+    "tune": """python3 tools/dev.py tune [bole-tune arguments]
+
+Runs bole-tune in the checkout. Without arguments: one model's geometry in one bucket, about two minutes. To a search
+it adds, unless they are given:
+
+    --out bole-out   so that the tables of the checkout, in tuned/, stay as they are
+    --offline        on a machine without a GPU that Bole knows (not to --exhaustive); with it --gpu h100
+
+To an action on tables that exist (--show, --diff, --explain, --reproduce, --verify, --stale) it adds nothing: they
+read tuned/, or what --out names.
+
+All options: .venv/bin/bole-tune --help, once `python3 tools/dev.py setup` made .venv; docs/tuning.md
+""",
+    "test": """python3 tools/dev.py test [--gpu] [pytest arguments]
+
+Runs ruff, mypy and every test that needs no GPU, in two processes; half an hour of CPU time.
+With --gpu as the first argument it runs the GPU tests alone, on a machine with a GPU.
+
+Some tests, without ruff and mypy: .venv/bin/python -m pytest tests/tree, once `python3 tools/dev.py setup` made .venv
+Options of pytest: .venv/bin/python -m pytest --help
+""",
+    "lint": """python3 tools/dev.py lint
+
+Runs ruff check, ruff format --check and mypy. Takes no arguments.
+""",
+    "setup": """python3 tools/dev.py setup
+
+Makes .venv and installs the project into it, editable, with what the tests and checkers need. Takes no arguments.
+""",
+}
 
 
 def say(text: str) -> None:
@@ -202,18 +226,34 @@ def test(arguments: list[str]) -> int:
     return 1 if failed else 0
 
 
-def default_search() -> list[str]:
-    """Return the arguments of a short search that this machine can run."""
-    done = subprocess.run([str(PYTHON), "-c", GPU_KEY], cwd="/", capture_output=True, text=True)
-    key = done.stdout.strip()
-    if not key:
-        say("no GPU that Bole knows: searching offline for an H100")
-    return ["--gpu", key or "h100", *([] if key else ["--offline"]), *SHORT_SEARCH]
+def gpu_key() -> str:
+    """Return the key of the GPU of this machine, empty without one that Bole knows."""
+    return subprocess.run([str(PYTHON), "-c", GPU_KEY], cwd="/", capture_output=True, text=True).stdout.strip()
+
+
+def given(arguments: list[str], option: str) -> bool:
+    """Return whether an option is among bole-tune's arguments, which may shorten it or hold its value after a ``=``."""
+    words = [a.split("=", 1)[0] for a in arguments]
+    return any(len(w) > 2 and w.startswith("--") and option.startswith(w) for w in words)
+
+
+def tune_arguments(arguments: list[str]) -> list[str]:
+    """Return bole-tune's arguments: a search leaves the checked-in tables alone, and does without a GPU if it must."""
+    if any(given(arguments, option) for option in READS_TABLES):
+        return arguments
+    arguments = arguments or SHORT_SEARCH
+    added = [] if given(arguments, "--out") else ["--out", "bole-out"]
+    # Predictions need no trying of everything: --exhaustive goes offline only when told to.
+    if not given(arguments, "--offline") and not given(arguments, "--exhaustive") and not gpu_key():
+        gpu = [] if given(arguments, "--gpu") else ["--gpu", "h100"]
+        say(f"no GPU that Bole knows: searching offline{' for an H100' if gpu else ''}")
+        added += ["--offline", *gpu]
+    return [*added, *arguments]
 
 
 def tune(arguments: list[str]) -> int:
     """Run bole-tune; without arguments, a short search that fits this machine."""
-    return run("bole-tune", *(arguments or default_search()))
+    return run("bole-tune", *tune_arguments(arguments))
 
 
 def main(arguments: list[str]) -> int:
@@ -222,6 +262,9 @@ def main(arguments: list[str]) -> int:
     if job not in ("tune", "test", "lint", "setup"):
         print(__doc__)
         return 0 if job in ("-h", "--help") else 2
+    if "-h" in rest or "--help" in rest:
+        print(HELP[job], end="")
+        return 0
     setup({"tune": "", "test": "test" if rest[:1] == ["--gpu"] else "dev"}.get(job, "dev"))
     if job == "lint":
         return 1 if lint() else 0

@@ -93,6 +93,69 @@ def test_old_python_is_refused(dev: ModuleType, monkeypatch: pytest.MonkeyPatch)
         dev.setup("")
 
 
+SEARCH = ["--model", "qwen3.5-9b"]
+OFFLINE = ["--offline", "--gpu", "h100"]
+
+
+@pytest.mark.parametrize(
+    ("key", "arguments", "added"),
+    [
+        ("h200", SEARCH, ["--out", "bole-out"]),
+        ("", SEARCH, ["--out", "bole-out", *OFFLINE]),
+        ("", ["--gpu", "h200", *SEARCH], ["--out", "bole-out", "--offline"]),
+        ("", ["--gpu=h200", "--out=mine"], ["--offline"]),
+        ("", ["--out", "tuned", *OFFLINE], []),
+        # As argparse takes them, shortened.
+        ("", ["--of", "--ou", "mine"], []),
+        ("", ["--ops", "verify", "--offline"], ["--out", "bole-out"]),
+        # A search too, which writes a table.
+        ("", ["--exhaustive", "--gpu", "h100"], ["--out", "bole-out"]),
+    ],
+)
+def test_a_search_leaves_the_shipped_tables_alone(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, key: str, arguments: list[str], added: list[str]
+) -> None:
+    monkeypatch.setattr(dev, "gpu_key", lambda: key)
+    assert dev.tune_arguments(arguments) == [*added, *arguments]
+
+
+def test_a_search_without_arguments_is_short(dev: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(dev, "gpu_key", lambda: "")
+    assert dev.tune_arguments([]) == ["--out", "bole-out", *OFFLINE, *dev.SHORT_SEARCH]
+    monkeypatch.setattr(dev, "gpu_key", lambda: "h200")
+    assert dev.tune_arguments([]) == ["--out", "bole-out", *dev.SHORT_SEARCH]
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [["--gpu", "h200", "--show"], ["--diff", "a", "b"], ["--explain=KEY"], ["--verify"], ["--stale"], ["--rep", "KEY"]],
+)
+def test_actions_read_the_shipped_tables(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, arguments: list[str]
+) -> None:
+    monkeypatch.setattr(dev, "gpu_key", lambda: pytest.fail("the GPU was asked for"))
+    assert dev.tune_arguments(arguments) == arguments
+
+
+def test_every_action_is_known(dev: ModuleType) -> None:
+    from bole_codegen.actions import ACTIONS
+
+    assert {f"--{action}" for action in ACTIONS} == set(dev.READS_TABLES) - {"--version"}
+
+
+@pytest.mark.parametrize("job", ["tune", "test", "lint", "setup"])
+@pytest.mark.parametrize("flag", ["-h", "--help"])
+def test_help_of_a_job_sets_nothing_up(
+    dev: ModuleType, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], job: str, flag: str
+) -> None:
+    for name in ("setup", "run"):
+        monkeypatch.setattr(dev, name, lambda *_: pytest.fail("something was started"))
+    assert dev.main([job, flag]) == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"python3 tools/dev.py {job}")
+    assert not dev.VENV.exists()
+
+
 def test_usage() -> None:
     shown = subprocess.run([sys.executable, "tools/dev.py"], cwd=ROOT, capture_output=True, text=True)
     assert shown.returncode == 2
