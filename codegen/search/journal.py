@@ -109,7 +109,7 @@ def open_storage(where: str) -> BaseStorage:
             except Exception as error:
                 # A URL may hold a password: name the kind of storage only.
                 kind = where.split("://", 1)[0]
-                driver = " (pip install 'bole[postgresql]')" if kind.startswith("postgres") else ""
+                driver = " (pip install '.[postgresql]' in a checkout)" if kind.startswith("postgres") else ""
                 raise StorageError(
                     f"cannot open the {kind} storage ({type(error).__name__}); check the URL and its driver{driver}, "
                     "or give a file to --storage"

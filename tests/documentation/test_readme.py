@@ -20,7 +20,7 @@ def _python_blocks() -> list[tuple[str, str]]:
 @pytest.mark.parametrize("block", [b for _, b in _python_blocks()], ids=[n for n, _ in _python_blocks()])
 def test_python_examples_run(block: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     if "from transformers import" in block:
-        pytest.importorskip("transformers", reason="needs transformers: pip install 'bole[models]'")
+        pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
     monkeypatch.chdir(tmp_path)
     exec(compile(block, "example", "exec"), {"__name__": "example"})
 

@@ -14,7 +14,7 @@ from bole_runtime import TreeBatch, commit, set_backend, verify
 from bole_runtime.families import lightning_log_decay
 from bole_runtime.reference import verify_sequential
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'bole[models]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
 
 BATCH, TOKENS = 2, 11
 #: The models' own code computes in float32, in chunks.

@@ -20,7 +20,7 @@ from bole_runtime.integrations.transformers import (
     stream,
 )
 
-pytest.importorskip("transformers", reason="needs transformers: pip install 'bole[models]'")
+pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
 
 PROMPT = [3, 17, 5, 9, 9, 30, 3, 17, 5]
 

@@ -27,7 +27,7 @@ def library() -> Any:
     try:
         return importlib.import_module("transformers")
     except ImportError as error:
-        raise ImportError("transformers is not installed; pip install 'bole[models]' brings it") from error
+        raise ImportError("transformers is not installed; pip install '.[models]' in a checkout brings it") from error
 
 
 @dataclass(frozen=True)

@@ -54,7 +54,7 @@ MODELS: dict[str, tuple[str, str, dict[str, Any]]] = {
 def build(name: str, attention: str = "sdpa", seed: int = 0) -> Any:
     """Return one of :data:`MODELS`, which never ends a text by itself."""
     module = pytest.importorskip(
-        f"transformers.models.{name}", reason="needs transformers with this model: pip install 'bole[models]'"
+        f"transformers.models.{name}", reason="needs transformers with this model: pip install '.[models]'"
     )
     config_class, model_class, sizes = MODELS[name]
     ids = {"vocab_size": VOCABULARY, "pad_token_id": 0, "eos_token_id": None, "bos_token_id": None}
