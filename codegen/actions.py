@@ -4,15 +4,15 @@ from __future__ import annotations
 
 import argparse
 import json
-import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bole_codegen.say import say
 from bole_codegen.tables.diff import changes_json, describe_changes, diff_entries, read_entries
 from bole_codegen.tables.explain import explain
-from bole_codegen.tables.keys import parse_key
+from bole_codegen.tables.keys import depth_note, parse_key
 from bole_codegen.tables.reproduce import reproduce
 from bole_codegen.tables.show import find_tables, show_tables
 from bole_codegen.tables.stale import stale_entries
@@ -61,7 +61,7 @@ def stale(args: argparse.Namespace) -> int:
     else:
         for one in found:
             print(f"{one['table']}: {one['key']}: {one['reason']}" if one["key"] else one["reason"])
-        print(f"{len(found)} stale entries in {tables} tables", file=sys.stderr)
+        say(f"{len(found)} stale entries in {tables} tables")
     return 1 if found else 0
 
 
@@ -72,19 +72,16 @@ def show(args: argparse.Namespace, record: GpuRecord) -> int:
 
 def explain_key(args: argparse.Namespace, record: GpuRecord) -> int:
     """Print what a call of a bucket takes."""
-    problem = parse_key(args.explain)
-    lines = explain(record, problem, args.out)
-    print(json.dumps({"key": problem.key(), "gpu": record.key, "lines": lines}) if args.json else "\n".join(lines))
+    lines = explain(record, args.explain, args.out)
+    data = {"key": parse_key(args.explain).key(), "gpu": record.key, "lines": lines}
+    print(json.dumps(data) if args.json else "\n".join(lines))
     return 0
 
 
-def _entry(record: GpuRecord, out: Path, key: str) -> CheckedEntry | None:
+def _entries(record: GpuRecord, out: Path) -> Iterator[CheckedEntry]:
     for root in (out, *tuned_roots()):
         for path in sorted((root / record.key).glob("*.json")):
-            for entry in load_table(path, all_variants).entries:
-                if entry.key == key:
-                    return entry
-    return None
+            yield from load_table(path, all_variants).entries
 
 
 def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
@@ -92,10 +89,13 @@ def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
     from bole_codegen.search.bucket_inputs import layer_count
 
     problem = parse_key(args.reproduce)
-    entry = _entry(record, args.out, problem.key())
+    note = depth_note(args.reproduce, problem, (e.problem for e in _entries(record, args.out)))
+    if note:
+        say(f"bole-tune: {note}")
+    entry = next((e for e in _entries(record, args.out) if e.key == problem.key()), None)
     config: Config = entry.config if entry is not None else default_config(problem, record.limits())
     if entry is None:
-        print(f"bole-tune: no table has {problem.key()}; this runs the analytic default", file=sys.stderr)
+        say(f"bole-tune: no table has {problem.key()}; this runs the analytic default")
     # As many layers as fit into 24 GiB: the script should run where the table was not made.
     layers = layer_count(target_of(problem), record.l2_bytes, 24 << 30)
     measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
@@ -113,7 +113,7 @@ def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[], Any])
     """
     entries = [e for path in find_tables(record, args.out) for e in load_table(path, all_variants).entries]
     if not entries:
-        print(f"bole-tune: no table for {record.key} in {args.out} or shipped", file=sys.stderr)
+        say(f"bole-tune: no table for {record.key} in {args.out} or shipped")
         return 1
 
     def tell(verdict: Verdict) -> None:
@@ -130,5 +130,5 @@ def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[], Any])
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
     if args.json:
         print(json.dumps({"gpu": record.key, "counts": counts, "entries": [asdict(v) for v in verdicts]}, indent=2))
-    print(f"{len(verdicts)} entries: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())), file=sys.stderr)
+    say(f"{len(verdicts)} entries: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
     return 1 if counts.get("failed") else 0

@@ -20,7 +20,16 @@ from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
 from bole_codegen.measure.others import clocks_line, warn_of_others
 from bole_codegen.render import render
-from bole_codegen.report import as_json, failures_line, make_progress, offline_line, results_table, write_report
+from bole_codegen.report import (
+    as_json,
+    failures_line,
+    make_progress,
+    missing_lines,
+    offline_line,
+    results_table,
+    write_report,
+)
+from bole_codegen.say import say
 from bole_codegen.search.deadline import WRITE_UP
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
@@ -46,10 +55,6 @@ class _Files:
     storage: str
     log: str
     report: Path | None
-
-
-def _say(text: str) -> None:
-    print(text, file=sys.stderr, flush=True)
 
 
 def _present(index: int) -> str | None:
@@ -137,7 +142,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
         slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))
         options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
     if not args.offline:
-        warn_of_others(args.devices, _say)
+        warn_of_others(args.devices, say)
     evaluator = _evaluator(args, record, files.log)
     return Session(
         record=record,
@@ -175,28 +180,23 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
     elif result.entries:
         print(results_table(result.entries))
         print()
-    missing: dict[str, list[str]] = {}
-    for bucket in result.buckets:
-        if bucket.entry is None:
-            missing.setdefault(bucket.reason, []).append(bucket.target.problem.key())
-    for reason, keys in missing.items():
-        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
-        _say(f"no result for {', '.join(keys[:3])}{more}: {reason}")
-    _say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
+    for line in missing_lines(result, len(session.targets)):
+        say(line)
+    say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
     if result.spent:
-        _say(f"where the time went: {describe(result.spent)}")
+        say(f"where the time went: {describe(result.spent)}")
     if label == "predicted" and result.entries:
-        _say(offline_line(result.entries))
+        say(offline_line(result.entries))
     if result.failures and os.path.isfile(files.log) and os.path.getsize(files.log):
-        _say(f"what their processes printed: {files.log}")
+        say(f"what their processes printed: {files.log}")
     if session.kept:
-        _say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
+        say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
     if result.out_of_time:
-        _say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
+        say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
     for path in paths:
-        _say(f"table ({label}): {path}")
+        say(f"table ({label}): {path}")
     if files.report is not None and result.buckets:
-        _say(f"report: {files.report}")
+        say(f"report: {files.report}")
 
 
 def _age() -> float:
@@ -241,7 +241,7 @@ def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, file
 
     def tell(done: int, of: int) -> None:
         if not args.quiet and (done == of or done % 50 == 0):
-            _say(f"exhaustive: {done} of {of} candidates")
+            say(f"exhaustive: {done} of {of} candidates")
 
     try:
         found = compare(session.driver.environment, evaluator, result.buckets[0], result.tried, tell)
@@ -270,7 +270,7 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     _finish(args, session, result, files, command)
     if interrupted:
         where = "a database" if "://" in files.storage else files.storage
-        _say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
+        say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
         return INTERRUPTED
     if args.exhaustive and result.entries:
         _exhaust(args, session, result, files)
@@ -288,13 +288,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return _run(args, command, time.monotonic() - (_age() if argv is None else 0.0))
     except UsageError as error:
-        _say(f"bole-tune: {error}")
+        say(f"bole-tune: {error}")
         return 2
     except (TableError, StorageError, WorkerStartError, LockTimeout, OSError, ValueError) as error:
-        _say(f"bole-tune: {error}")
+        say(f"bole-tune: {error}")
         return 1
     except KeyboardInterrupt:
-        _say("interrupted before anything was tried")
+        say("interrupted before anything was tried")
         return INTERRUPTED
 
 

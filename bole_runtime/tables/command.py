@@ -28,6 +28,23 @@ def tune_command(problem: Problem, gpu: str) -> str:
     return " ".join(words)
 
 
+def gap_line(problem: Problem, gpu: str, waiting: int) -> str:
+    """Return why a call of ``problem`` takes the analytic default on ``gpu``.
+
+    Args:
+        problem: of the call.
+        gpu: key of the GPU.
+        waiting: entries that could serve it, but were not checked there yet.
+    """
+    if waiting:
+        await_ = "1 entry that awaits" if waiting == 1 else f"{waiting} entries that await"
+        return (
+            f"tables have {await_} a check by warmup() here before serving {problem.key()} on {gpu}; until then the "
+            "analytic default is used"
+        )
+    return f"no table has an entry for {problem.key()} on {gpu}; the analytic default is used"
+
+
 def work_of(problem: Problem) -> int:
     """Return the work bucket of :func:`geometry`, equal to ``problem.work`` except for a group above it."""
     _, hv, batch = geometry(problem)

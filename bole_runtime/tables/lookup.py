@@ -31,7 +31,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 from bole_runtime.tables.bad_lists import BadLists
 from bole_runtime.tables.checks import CheckStore, minor
-from bole_runtime.tables.command import tune_command
+from bole_runtime.tables.command import gap_line, tune_command
 
 if TYPE_CHECKING:
     from bole_runtime.tables.load import CheckedEntry, LoadedTable
@@ -217,10 +217,12 @@ class Dispatcher:
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         key = gpu[0] if gpu else "NAME"
         fill = f"run `{tune_command(problem, key)}` to fill the gap"
+        waiting = 0
         for source, entry in self.ranked(problem, device_name):
             found = self._reject(problem, entry, device_name, limits)
             if found is not None:
                 kind, why = found
+                waiting += kind == "unchecked"
                 self._warn(kind, f"the entry {entry.key} of {entry.path} {why}; {fill}")
                 continue
             self._warn_about(problem, entry, source, key, fill)
@@ -232,8 +234,8 @@ class Dispatcher:
             text = _explain(device_name)
             self._warn("gpu", text)
         else:
-            text = f"no table has an entry for {problem.key()} on {key}; the analytic default is used"
-            self._warn("default", f"{text}; {fill}")
+            text = gap_line(problem, key, waiting)
+            self._warn("waiting" if waiting else "default", text if waiting else f"{text}; {fill}")
         return Resolution(config, "default", None, text)
 
     def reject(self, problem: Problem, entry: CheckedEntry, device_name: str, limits: GpuLimits) -> str | None:

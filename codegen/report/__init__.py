@@ -4,6 +4,14 @@ from __future__ import annotations
 
 from bole_codegen.report.html import write_report
 from bole_codegen.report.progress import make_progress
-from bole_codegen.report.summary import as_json, failures_line, offline_line, results_table
+from bole_codegen.report.summary import as_json, failures_line, missing_lines, offline_line, results_table
 
-__all__ = ["as_json", "failures_line", "make_progress", "offline_line", "results_table", "write_report"]
+__all__ = [
+    "as_json",
+    "failures_line",
+    "make_progress",
+    "missing_lines",
+    "offline_line",
+    "results_table",
+    "write_report",
+]

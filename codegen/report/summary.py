@@ -62,6 +62,25 @@ def failures_line(failures: Mapping[str, int]) -> str:
     return "candidates that do not count: " + ", ".join(known)
 
 
+def missing_lines(result: RunResult, asked: int) -> list[str]:
+    """Say how many buckets have no entry, which, and why; no line when all have one.
+
+    Args:
+        result: of the run; of one that was interrupted, buckets that were not reached are not in it.
+        asked: buckets of the run.
+    """
+    gone = asked - len(result.entries)
+    lines = [f"{gone} of {asked} buckets {'has' if gone == 1 else 'have'} no entry"] if gone else []
+    reasons: dict[str, list[str]] = {}
+    for bucket in result.buckets:
+        if bucket.entry is None:
+            reasons.setdefault(bucket.reason, []).append(bucket.target.problem.key())
+    for reason, keys in reasons.items():
+        more = f" and {len(keys) - 3} more" if len(keys) > 3 else ""
+        lines.append(f"no result for {', '.join(keys[:3])}{more}: {reason}")
+    return lines
+
+
 def offline_line(entries: Sequence[Entry]) -> str:
     """Say what a search without the GPU came to: predictions change a default only where the model is sure."""
     changed = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)

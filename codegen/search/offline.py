@@ -54,27 +54,42 @@ class OfflineEvaluator:
 
     async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
-        compiled = await self._compiler.candidate(problem, config)
+        compiled = await self._compiled(problem, config)
         if isinstance(compiled, Failed):
             return compiled
-        self._resources[problem, config] = compiled
         failed = None if keep else spilled(compiled)
         return failed or Screened(None, compiled)
 
     async def confirm(self, problem: Problem, config: Config) -> Screening:
-        """See :class:`bole_codegen.search.evaluators.Evaluator`. Nothing can be checked without the GPU."""
-        return Screened(None, self._resources.get((problem, config), ()))
+        """See :class:`bole_codegen.search.evaluators.Evaluator`. Nothing can be checked without the GPU.
+
+        What an earlier run screened is compiled here, with all other finalists, rather than one by one in ``finals``.
+        """
+        compiled = await self._compiled(problem, config)
+        return compiled if isinstance(compiled, Failed) else Screened(None, compiled)
 
     async def quick(self, target: Target, config: Config, device: int) -> Measurement:
-        """See :class:`bole_codegen.search.evaluators.Evaluator`. Of what is not compiled, resources are guessed."""
+        """See :class:`bole_codegen.search.evaluators.Evaluator`. Compiles what an earlier run screened, as it did."""
         del device
+        resources = await self._compiled(class_of(target.problem), config)
+        if isinstance(resources, Failed):
+            return resources
         variant = self._variant_of(target.problem.op, config.variant)
-        resources = self._resources.get((class_of(target.problem), config), ())
         return Timed(roofline.predict_us(target, config, variant, self._record, resources), 0.0)
 
     async def finals(self, target: Target, configs: Sequence[Config], device: int) -> dict[Config, Measurement]:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
         return {config: await self.quick(target, config, device) for config in configs}
+
+    async def _compiled(self, problem: Problem, config: Config) -> tuple[KernelResources, ...] | Failed:
+        """Return what the kernels of a candidate take, compiling them where this run has not."""
+        known = self._resources.get((problem, config))
+        if known is not None:
+            return known
+        compiled = await self._compiler.candidate(problem, config)
+        if not isinstance(compiled, Failed):
+            self._resources[problem, config] = compiled
+        return compiled
 
     async def floor_us(self, target: Target, device: int) -> float:
         """See :class:`bole_codegen.search.evaluators.Evaluator`. At the nominal bandwidth."""

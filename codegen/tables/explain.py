@@ -5,22 +5,27 @@ from __future__ import annotations
 import warnings
 from pathlib import Path
 
+from bole_codegen.tables.keys import depth_note, parse_key
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import DEPTH_BUCKETS
 from bole_runtime.tables.lookup import Dispatcher, TableWarning, tuned_roots
 
 #: Entries listed.
 MOST = 12
 
 
-def explain(record: GpuRecord, problem: Problem, out: Path) -> list[str]:
-    """Return lines that say what a call of ``problem`` takes on a GPU.
+def explain(record: GpuRecord, key: str, out: Path) -> list[str]:
+    """Return lines that say what a call of a bucket takes on a GPU.
 
     Args:
         record: the GPU; its first device name stands for it.
-        problem: of the call.
+        key: of the bucket, or its name.
         out: folder of own tables, which go before the shipped ones where there are any for the GPU.
+
+    Raises:
+        ValueError: the key names no bucket, or no kernel serves it.
     """
+    problem = parse_key(key)
     name = record.device_names[0] if record.device_names else ""
     roots = tuned_roots()
     own = (out / record.key).is_dir() and out.resolve() not in {r.resolve() for r in roots}
@@ -32,6 +37,10 @@ def explain(record: GpuRecord, problem: Problem, out: Path) -> list[str]:
     lines = [f"{problem.key()} on {record.title} ({name or 'no device name known'})"]
     if own:
         lines.append(f"as a process with BOLE_TUNED_DIR={out} sees it")
+    every = dispatcher.ranked(problem.replace(depth=DEPTH_BUCKETS[0]), name)
+    note = depth_note(key, problem, (entry.problem for _, entry in every))
+    if note:
+        lines.append(note)
     shown = 0
     for source, entry in dispatcher.ranked(problem, name):
         if shown == MOST:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable
 
+from bole_codegen.search.targets import MAX_SIZE
 from bole_runtime.families import FAMILIES
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
@@ -14,6 +16,7 @@ from bole_runtime.kernels.problem import (
     PRECISIONS,
     Problem,
     bucket,
+    work_bucket,
 )
 
 _KEY = re.compile(
@@ -26,6 +29,8 @@ _NAME = re.compile(
     r" (?P<in_dtype>[a-z0-9]+)/(?P<state_dtype>[a-z0-9]+) (?P<gate_mode>[a-z]+) (?P<precision>[a-z]+)"
     r" n(?P<nodes>\d+)(?: d(?P<depth>\d+))?(?: p(?P<pending>\d+))? w(?P<work>\d+)"
 )
+#: Sizes that a key names, and the largest of each; node, depth and pending buckets have limits of their own.
+_SIZES = {"dk": MAX_SIZE, "dv": MAX_SIZE, "group": MAX_SIZE, "nodes": None, "work": None}
 _EXAMPLE = "verify/gdn/dk128-dv128-g2/bf16-sfp32/raw/fast/n16-d16-p0-w256"
 
 
@@ -37,16 +42,23 @@ def parse_key(text: str) -> Problem:
     Raises:
         ValueError: it is neither, or names something that no kernel serves.
     """
-    found = _KEY.fullmatch(text.strip()) or _NAME.fullmatch(" ".join(text.split()))
-    if found is None:
-        raise ValueError(f"{text!r} is no table key; one reads {_EXAMPLE}")
-    words = found.groupdict()
+    words = _words(text)
     allowed = {"op": OPS, "family": tuple(FAMILIES), "in_dtype": DTYPES, "state_dtype": DTYPES, "precision": PRECISIONS}
     for name, values in {**allowed, "gate_mode": ("raw", "ready")}.items():
         if words[name] not in values:
             raise ValueError(f"{text!r}: {name} {words[name]!r} is not one of {', '.join(values)}")
+    modes = FAMILIES[words["family"]].modes
+    if words["gate_mode"] not in modes:
+        raise ValueError(
+            f"{text!r}: family {words['family']} has no {words['gate_mode']} gates, only {', '.join(modes)}"
+        )
+    for name, most in _SIZES.items():
+        size = int(words[name])
+        if size < 1:
+            raise ValueError(f"{text!r}: {name} must be at least 1, got {size}")
+        if most is not None and size > most:
+            raise ValueError(f"{text!r}: {name} = {size} is above the largest supported value, {most}")
     nodes = bucket(int(words["nodes"]), NODE_BUCKETS, "nodes")
-    work = max(1, int(words["work"]))
     return Problem(
         op=words["op"],
         family=words["family"],
@@ -60,5 +72,34 @@ def parse_key(text: str) -> Problem:
         nodes=nodes,
         depth=bucket(int(words["depth"] or nodes), DEPTH_BUCKETS, "depth"),
         pending=bucket(int(words["pending"] or 0), PENDING_BUCKETS, "pending"),
-        work=1 << (work - 1).bit_length(),
+        work=work_bucket(1, int(words["work"])),
     )
+
+
+def depth_note(text: str, problem: Problem, rows: Iterable[Problem]) -> str | None:
+    """Return which depth a name without one stands for, where tables have rows of another; None otherwise.
+
+    Args:
+        text: the key or name.
+        problem: what :func:`parse_key` made of it.
+        rows: buckets of tables.
+    """
+    if _words(text)["depth"]:
+        return None
+    others = sorted({r.depth for r in rows if r.replace(depth=problem.depth) == problem} - {problem.depth})
+    if not others:
+        return None
+    exist = f"rows of depth {', '.join(map(str, others))} exist too"
+    return f"the key names no depth: depth {problem.depth} is taken; {exist} (n{problem.nodes} d{others[0]})"
+
+
+def _words(text: str) -> dict[str, str]:
+    """Return the parts of a key or a name; those that a name leaves out are None.
+
+    Raises:
+        ValueError: it is neither.
+    """
+    found = _KEY.fullmatch(text.strip()) or _NAME.fullmatch(" ".join(text.split()))
+    if found is None:
+        raise ValueError(f"{text!r} is no table key; one reads {_EXAMPLE}")
+    return found.groupdict()

@@ -6,6 +6,7 @@ from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
+from bole_runtime.kernels.variants.precision import check_precision
 
 # Not 64: on an H200 with Triton 3.6 such kernels gave wrong numbers or an illegal access (the interpreter does not).
 CHUNK = Param("chunk", (16, 32), "nodes solved at a time")
@@ -24,7 +25,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "the state tile does not fit a program's registers"
     if config["mix"] == "bf16" and c.erases(problem):
         return "bf16 pseudo-values of a repeated key add up to 1.5e-2 over 64 nodes"
-    return c.check_precision(problem, config)
+    return check_precision(problem, config)
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:

@@ -139,27 +139,6 @@ def row_dots(problem: Problem) -> tuple[str, ...]:
     return state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
 
 
-def check_precision(problem: Problem, config: Config, whole: bool = False) -> str | None:
-    """Reason why the precision parameters of a verify configuration do not fit the problem, or None.
-
-    Args:
-        problem: the problem.
-        config: the configuration.
-        whole: all rows are solved in one block.
-    """
-    allowed = {
-        "state_dot": row_dots(problem),
-        "mix": mixes(problem.precision),
-        # Where nothing is solved, one name will do.
-        "solve": solves(problem.precision, problem.qk_l2norm and whole and erases(problem)),
-    }
-    for name, values in allowed.items():
-        if config[name] not in values:
-            types = f"{problem.in_dtype} on {problem.state_dtype}"
-            return f"{name}={config[name]} does not keep {problem.precision} for {types}"
-    return None
-
-
 def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]:
     """Tests of single parameters of a verify configuration: what precision and sizes allow, and is worth a search.
 

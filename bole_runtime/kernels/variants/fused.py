@@ -7,6 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.miscompiled import check_compiler, stacked_product
+from bole_runtime.kernels.variants.precision import check_precision
 
 #: The middle is at most 40 away: e^40 times a key as large as is squared is in fp32, and e^-40 keeps two tf32 terms.
 WIDEST = 80.0
@@ -30,7 +31,7 @@ def _applies(problem: Problem) -> str | None:
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     del gpu
-    reason = c.check_precision(problem, config, whole=True) or c.check_tile(problem, config)
+    reason = check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
     if config["stack"] and problem.pending:

@@ -7,6 +7,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.miscompiled import check_compiler
+from bole_runtime.kernels.variants.precision import check_precision
 
 ROW_BLOCK = Param("row_block", (16, 32, 64, 128), "rows of R a program of the first kernel makes")
 PREPARE_WARPS = Param("prepare_warps", (1, 2, 4, 8), "warps of a program of the first kernel")
@@ -51,11 +52,12 @@ def _applies(problem: Problem) -> str | None:
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     rows, block = c.tile_rows(problem), config["row_block"]
-    reason = c.check_precision(problem, config, whole=block == rows) or c.check_tile(problem, config)
+    if block > rows:
+        # First: with it, rows are not whole in a block, which the solve would be blamed for.
+        return f"row_block={block} is more than the {rows} rows of a tile"
+    reason = check_precision(problem, config, whole=block == rows) or c.check_tile(problem, config)
     if reason:
         return reason
-    if block > rows:
-        return f"row_block={block} is more than the {rows} rows of a tile"
     if config["prepare_warps"] * 16 > block * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["gather"] != "apart" and block < rows:
