@@ -89,10 +89,10 @@ def test_an_entry_for_more_nodes_is_passed_over_for_its_rows_not_its_solve(
 @pytest.mark.parametrize(
     ("change", "params", "words"),
     [
-        ({"nodes": 64}, {"row_block": 32}, "rows in several blocks are solved by solve=tf32, not by fp16"),
+        ({"nodes": 64}, {"row_block": 32}, "rows in several blocks are solved by solve=tf32x3, not by fp16"),
         ({"qk_l2norm": False}, {}, "solve=fp16 has the range for l2-normalised rows only"),
         ({"family": "mamba2"}, {"gather": "together"}, "nothing is solved for family 'mamba2'"),
-        ({}, {"solve": "tf32x3"}, "solve=tf32x3 does not keep fast"),
+        ({}, {"solve": "fp16x2"}, "solve=fp16x2 does not keep fast"),
         ({}, {"mix": "tf32x3"}, "mix=tf32x3 does not keep fast"),
     ],
 )
