@@ -23,7 +23,7 @@ def test_importing_imports_no_transformers(monkeypatch: pytest.MonkeyPatch) -> N
 
 def test_without_transformers(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "transformers", None)
-    with pytest.raises(ImportError, match=r"pip install 'bole\[models\]'"):
+    with pytest.raises(ImportError, match=r"pip install '.\[models\]'"):
         TreeDecoder(object())
 
 
