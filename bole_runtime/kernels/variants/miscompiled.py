@@ -1,7 +1,7 @@
 """Configurations that ptxas 12.8 or Triton 3.6 compiles wrong: refused by every variant that could meet them.
 
-Each was seen to give wrong numbers. A search finds others: bole_codegen.compile.machine_code reads faults off the
-machine code of what is compiled ahead.
+Each was seen to give wrong numbers or an illegal access on a GPU, and does not in the interpreter. A search finds
+others: bole_codegen.compile.machine_code reads faults off the machine code of what is compiled ahead.
 """
 
 from __future__ import annotations
