@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 FP32, FP16 = torch.float32, torch.float16
 NAMES = [name for name in KERNEL_FAMILIES if FAMILIES[name].decay == "channel"]
 STEPS = {"variant": "steps"}
-FUSED = pin("fused", bv=16, commit=STEPS)
+FUSED = pin("slices", bv=16, commit=STEPS)
 #: Twice as many value heads as key heads, three times, and as many.
 TWO, THREE, ONE = (2, 4), (1, 3), (1, 1)
 
@@ -38,9 +38,9 @@ def draw(
 
 PROBLEMS: dict[str, tuple[Pin, Draw]] = {
     "packed": (FUSED, draw((13, 9), TWO, (40, 20), packed=True)),
-    "pending": (pin("fused", orient="state", bv=16, commit=STEPS), draw((5, 11), THREE, (20, 36), pending=5)),
-    "inverse": (pin("fused", bv=16, solve="fp32", commit=STEPS), draw((11, 3), ONE, (100, 24))),
-    "many": (pin("fused", bv=32, commit=STEPS), draw((50, 33), ONE, (24, 40))),
+    "pending": (pin("slices", orient="state", bv=16, commit=STEPS), draw((5, 11), THREE, (20, 36), pending=5)),
+    "inverse": (pin("slices", bv=16, solve="fp32", commit=STEPS), draw((11, 3), ONE, (100, 24))),
+    "many": (pin("slices", bv=32, commit=STEPS), draw((50, 33), ONE, (24, 40))),
 }
 
 
@@ -162,10 +162,10 @@ def test_rows_do_what_their_action_says(name: str, mode: str, how: str) -> None:
 
 def test_other_variants_and_more_rows_are_refused() -> None:
     problem = Problem("verify", "kda", 32, 32, 1, "fp16", "fp32", "ready", "fast", 64, 64, 0, 1)
-    for op, name in (("verify", "two_stage"), ("verify", "chunked"), ("commit", "path")):
+    for op, name in (("verify", "fused"), ("verify", "two_stage"), ("verify", "chunked"), ("commit", "path")):
         reason = get_variant(op, name).applies(problem.replace(op=op))
         assert reason == "family 'kda' has a decay a key channel, which this variant does not take"
-    assert get_variant("verify", "fused").applies(problem) is None
+    assert get_variant("verify", "slices").applies(problem) is None
     assert served(problem)
     assert not served(problem.replace(pending=16))
     assert served(problem.replace(op="commit", nodes=512))

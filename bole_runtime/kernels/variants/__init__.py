@@ -16,9 +16,20 @@ from bole_runtime.kernels.variants.commit_steps import COMMIT_STEPS
 from bole_runtime.kernels.variants.conv import TREE_CONV
 from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
 from bole_runtime.kernels.variants.fused import FUSED
+from bole_runtime.kernels.variants.slices import SLICES
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
 
-_ALL: tuple[Variant, ...] = (FUSED, TWO_STAGE, CHUNKED, COMMIT_STEPS, COMMIT_BLOCKS, COMMIT, TREE_CONV, CONV_COMMIT)
+_ALL: tuple[Variant, ...] = (
+    FUSED,
+    TWO_STAGE,
+    CHUNKED,
+    SLICES,
+    COMMIT_STEPS,
+    COMMIT_BLOCKS,
+    COMMIT,
+    TREE_CONV,
+    CONV_COMMIT,
+)
 
 
 def all_variants(op: str) -> tuple[Variant, ...]:

@@ -151,8 +151,7 @@ def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]
         "state_dot": lambda v: v in dots,
         "mix": lambda v: v in mixes(problem.precision),
         "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm and erases(problem)),
-        "prefetch": lambda v: not v or not channels(problem),
-        "stack": lambda v: not v or (erases(problem) and not channels(problem)),
+        "stack": lambda v: not v or erases(problem),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
         # Two tiles of 64 value columns each, at least: there is nothing to walk over otherwise.

@@ -9,24 +9,14 @@ from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.miscompiled import check_compiler, stacked_product
 from bole_runtime.kernels.variants.precision import check_precision
 
-#: The middle is at most 40 away: e^40 times a key as large as is squared is in fp32, and e^-40 keeps two tf32 terms.
-WIDEST = 80.0
 STACK = Param("stack", (False, True), "k and q in one operand of every product", ordered=False)
 PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STACK)
-
-
-def _slice(rows: int) -> int:
-    """Key dims that a program works on at a time where each decays by itself: what it makes of them is wide.
-
-    ptxas 12.8 miscompiles products of 64 rows over 16.
-    """
-    return 16 if rows < 64 else 32
 
 
 def _applies(problem: Problem) -> str | None:
     if c.tile_rows(problem) > 64:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
-    return c.supports_family(problem)
+    return c.check_one_decay(problem)
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
@@ -36,8 +26,6 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return reason
     if config["stack"] and problem.pending:
         return "k rows of two segments are not stacked with q rows"
-    if (config["stack"] or config["prefetch"]) and c.channels(problem):
-        return "where every key channel decays by itself, rows and state are read a few channels at a time"
     if config["stack"] and not c.erases(problem):
         return "k rows of an additive family do not meet the state"
     reason = check_compiler(problem, config, narrow=True, stack=config["stack"])
@@ -52,15 +40,9 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     bv = min(c.power_of_two(problem.dv), 32 if few and not (c.tile_rows(problem) == 64 and mix == "bf16") else wide)
     bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
     state_dot = c.row_dots(problem)[0]
-    stack = not problem.pending and c.erases(problem) and not c.channels(problem)
+    stack = not problem.pending and c.erases(problem)
     stack = stack and not stacked_product(problem, state_dot, mix)
     orient, warps = "nodes" if few else "state", c.default_warps(problem, bv)
-    if c.channels(problem):
-        # What all rows make of a slice is costly and wide: tiles of 64 leave it the most registers (16 rows: 185 of a
-        # thread, none spilled). No other variant serves where this default cannot.
-        bv = min(c.power_of_two(problem.dv), 64, 128 * 128 // c.power_of_two(problem.dk))
-        narrow = c.tile_rows(problem) == 64 and bv <= 32 and mix == "bf16"
-        orient, warps = "state" if narrow else "nodes", c.default_warps(problem, bv)
     return FUSED.config(
         {
             "orient": orient,
@@ -69,20 +51,19 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "mix": mix,
             "solve": c.default_solve(problem),
             "warps": warps,
-            "prefetch": not c.channels(problem),
+            "prefetch": True,
             "stack": stack,
         }
     )
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
-    rows, channels = c.tile_rows(problem), c.channels(problem)
+    rows = c.tile_rows(problem)
     extra = {
         "ROWS": (rows, "pending tokens and nodes of a request"),
         "BV": (config["bv"], "value columns of a program"),
-        "BK": (_slice(rows) if channels else c.power_of_two(problem.dk), "key dims read at a time"),
+        "BK": (c.power_of_two(problem.dk), "key dims read at a time"),
         "LEVELS": c.solve_levels(rows),
-        "WIDEST": (WIDEST, "range of a channel's sums of gates whose exponentials, of either sign, fp32 holds"),
     }
     ctx = c.context(
         problem,
@@ -92,8 +73,8 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MIX=config["mix"],
         PREFETCH=config["prefetch"],
         STACK=config["stack"],
-        WHOLE=not channels,
-        CLAMPED=not problem.pending and not channels,
+        WHOLE=True,
+        CLAMPED=not problem.pending,
         UNREAD=True,
         MAKES_R=True,
         EXACT_NORMS=c.exact_norms(problem),
@@ -102,7 +83,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     )
     return (
         KernelPlan(
-            "verify_channels.py.jinja" if channels else "verify_fused.py.jinja",
+            "verify_fused.py.jinja",
             c.stem(problem, "verify_fused"),
             ctx,
             config["warps"],
