@@ -70,6 +70,7 @@ def layer_plans(
     pointers = list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True))
     plans = []
     for table in (False, True):
+        # Only a table of pointers says their types.
         ctx = c.context(
             problem,
             {
@@ -79,11 +80,12 @@ def layer_plans(
                 **sizes,
             },
             TABLE=table,
+            spec_line=c.spec_line(problem, state=table),
             config_line=f"{config} {'layer table' if table else 'one layer'}",
             pointer_args=pointers,
             **more,
         )
-        stem = c.stem(problem, f"{what}_layers" if table else what)
+        stem = c.stem(problem, f"{what}_layers" if table else what, state=table)
         plans.append(KernelPlan(template, stem, ctx, config["warps"], 1, commit_arguments(problem, table)))
     return tuple(plans)
 

@@ -234,11 +234,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "IN": problem.in_dtype,
         "STATE": problem.state_dtype,
         "PRECISION": problem.precision,
-        "spec_line": (
-            f"{problem.op} {problem.family} dk{problem.dk} dv{problem.dv} group{problem.group} {problem.in_dtype} "
-            f"state {problem.state_dtype} gates {problem.gate_mode} {problem.precision} "
-            f"nodes {problem.nodes} pending {problem.pending}{'' if problem.qk_l2norm else ' no l2norm'}"
-        ),
+        "spec_line": spec_line(problem),
     }
     out.update(more)
     return out
@@ -252,11 +248,20 @@ def exact_norms(problem: Problem) -> bool:
     return problem.qk_l2norm and erases(problem) and problem.precision != "fast"
 
 
-def stem(problem: Problem, what: str) -> str:
-    """Readable name of a kernel."""
+def spec_line(problem: Problem, state: bool = True) -> str:
+    """What a kernel is for, in its header. ``state``: whether its text depends on the type of the state."""
     return (
-        f"{problem.family}_{what}_k{problem.dk}v{problem.dv}g{problem.group}_{problem.in_dtype}_s{problem.state_dtype}"
-        f"_{problem.gate_mode}_{problem.precision}_n{problem.nodes}"
+        f"{problem.op} {problem.family} dk{problem.dk} dv{problem.dv} group{problem.group} {problem.in_dtype} "
+        f"state {problem.state_dtype if state else 'any'} gates {problem.gate_mode} {problem.precision} "
+        f"nodes {problem.nodes} pending {problem.pending}{'' if problem.qk_l2norm else ' no l2norm'}"
+    )
+
+
+def stem(problem: Problem, what: str, state: bool = True) -> str:
+    """Readable name of a kernel. ``state``: whether its text depends on the type of the state."""
+    return (
+        f"{problem.family}_{what}_k{problem.dk}v{problem.dv}g{problem.group}_{problem.in_dtype}"
+        f"{f'_s{problem.state_dtype}' if state else ''}_{problem.gate_mode}_{problem.precision}_n{problem.nodes}"
         + (f"p{problem.pending}" if problem.pending else "")
     )
 

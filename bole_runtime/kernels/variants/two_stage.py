@@ -211,12 +211,13 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         MAKES_R=True,
         EXACT_NORMS=c.exact_norms(problem),
         **c.solve_context(problem, config),
+        spec_line=c.spec_line(problem, state=False),
         config_line=_line(config, "solve", "row_block", "gather", "share", "mix_store", "pdl", "chain"),
     )
     return (
         KernelPlan(
             "verify_prepare.py.jinja",
-            c.stem(problem, "verify_prepare"),
+            c.stem(problem, "verify_prepare", state=False),
             prepare,
             config["prepare_warps"],
             1,
