@@ -179,6 +179,7 @@ def main(arguments: list[str] | None = None) -> int:
                     timing = time_launches(lambda i, o=operation: o.make(device, i)[0], copies, args.replays)
                     row += [f"{timing.median_us:.1f}", f"{timing.spread_us:.1f}", f"{floor:.1f}" if floor else ""]
                 rows.append(row)
+                print("  ".join(map(str, row)), file=sys.stderr, flush=True)
     heads = ["batch", "nodes", "operation", "check", "us", "spread us", "floor us"][: len(rows[0])]
     if not args.check_only:
         print(f"{torch.cuda.get_device_name()}, copy bandwidth {bandwidth:.0f} GB/s, {args.dtype}, V {args.vocabulary}")
