@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from bole_codegen.search import roofline
+from bole_codegen.search.kept import Kept
 from bole_codegen.search.results import BAD_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import Identity, Render, SpaceView, identity, view_all
@@ -67,6 +68,7 @@ class ClassSearch:
         duplicates: candidates that rendered to kernels already tried.
         resumed: evaluations taken over from earlier runs.
         history: every evaluation in the order made, with the key of its bucket.
+        kept: evaluations of an interrupted search, which answer the same questions of this one.
     """
 
     env: Environment
@@ -81,6 +83,7 @@ class ClassSearch:
     duplicates: int = 0
     resumed: int = 0
     history: list[tuple[str, Config, Measurement]] = field(default_factory=list)
+    kept: Kept = field(init=False)
     _variants: dict[str, Variant] = field(default_factory=dict)
     _seen: set[Config] = field(default_factory=set)
     _same: dict[Identity, Config] = field(default_factory=dict)
@@ -90,9 +93,15 @@ class ClassSearch:
 
     @classmethod
     def open(
-        cls, env: Environment, problem: Problem, members: Sequence[Target], trials: int, anchor_count: int
+        cls,
+        env: Environment,
+        problem: Problem,
+        members: Sequence[Target],
+        trials: int,
+        anchor_count: int,
+        before: Sequence[int] = (),
     ) -> ClassSearch:
-        """Begin with a class: its defaults, and what an earlier run finished.
+        """Begin with a class: its defaults, and what earlier runs finished.
 
         Args:
             env: of the run.
@@ -100,6 +109,8 @@ class ClassSearch:
             members: buckets, in order of work.
             trials: candidates to try.
             anchor_count: buckets to search.
+            before: evaluations of each bucket that are known from the beginning; later ones are those of an
+                interrupted search, which this one repeats.
 
         Raises:
             ValueError: no variant can serve the problem.
@@ -109,7 +120,8 @@ class ClassSearch:
         for target in search.members:
             search.times[target] = {}
             search.defaults[target] = env.default(target.problem, env.limits)
-        search._resume()
+        search.kept = Kept(env.store, members, before or [0] * len(members), search._text)
+        search._adopt(search.kept.before)
         return search
 
     def prepare(self, warm: Mapping[Target, Sequence[Config]]) -> None:
@@ -151,7 +163,8 @@ class ClassSearch:
             try:
                 known = self._known(config)
             except Exception as error:  # A template that cannot be rendered for it.
-                self.set_screened(config, Failed("error", f"does not render: {type(error).__name__}: {error}"))
+                failed = Failed("error", f"does not render: {type(error).__name__}: {error}")
+                self.set_screened(config, failed, keep=self.kept.screening(config) is None)
                 self.settle([config])
                 broken += 1
                 continue
@@ -171,18 +184,30 @@ class ClassSearch:
             self._alias[config] = known
         return known
 
-    def set_screened(self, config: Config, result: Screening) -> None:
-        """Record a screening; a failure is kept."""
+    def set_screened(self, config: Config, result: Screening, stage: str = "check", keep: bool = True) -> None:
+        """Record a screening; a failure is kept.
+
+        Args:
+            config: the candidate.
+            result: what came of it.
+            stage: ``check``, or ``full`` for the check of a finalist.
+            keep: False for one that was kept before.
+        """
         self.screened[config] = result
         if isinstance(result, Failed):
             first = self.searched[0]
-            self.env.store.add(first, Record(config, self._texts.get(config, ()), result))
+            self.resumed += not keep
             self.history.append((first.problem.key(), config, result))
             self._mark_bad(config, result)
+            if keep:
+                self.env.store.add(first, Record(config, self._texts.get(config, ()), result, stage=stage))
 
-    def set_time(self, target: Target, config: Config, result: Measurement, keep: bool = True) -> None:
-        """Record a quick timing in one bucket."""
+    def set_time(
+        self, target: Target, config: Config, result: Measurement, stage: str = "time", keep: bool = True
+    ) -> None:
+        """Record a quick timing in one bucket, or with ``finals`` as its stage a finalist that failed there."""
         self.times[target][config] = result
+        self.resumed += not keep
         if isinstance(result, Failed) and result.kind in BAD_KINDS:
             self.screened[config] = result
             self._mark_bad(config, result)
@@ -190,7 +215,7 @@ class ClassSearch:
         if keep:
             screening = self.screened.get(config)
             error = screening.error if isinstance(screening, Screened) else None
-            self.env.store.add(target, Record(config, self._texts[config], result, error))
+            self.env.store.add(target, Record(config, self._texts[config], result, error, stage))
 
     def settle(self, configs: Iterable[Config]) -> None:
         """Tell the samplers what came of candidates, in this order whatever order they finished in."""
@@ -297,25 +322,38 @@ class ClassSearch:
         self._texts[config] = tuple(text for text, _, _ in found)
         return self._same.setdefault(found, config)
 
-    def _resume(self) -> None:
-        """Take over what an earlier run finished, where the kernels are still the same."""
-        for target in self.members:
-            for record in self.env.store.load(target):
-                try:
-                    known = self._known(record.config)
-                except Exception:  # It no longer renders: the old result says nothing.
-                    continue
-                if known != record.config or record.texts != self._texts[record.config]:
-                    continue
-                self._seen.add(record.config)
-                self.resumed += 1
-                if isinstance(record.outcome, Timed):
-                    self.screened.setdefault(record.config, Screened(record.error))
-                    self.set_time(target, record.config, record.outcome, keep=False)
-                elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
-                    # One that was timed and then failed its full check stays failed.
-                    self.screened[record.config] = record.outcome
-                    self.history.append((target.problem.key(), record.config, record.outcome))
+    def _text(self, config: Config) -> tuple[str, ...]:
+        """Return the text hashes of the kernels of a configuration; none when it does not render."""
+        if config not in self._texts:
+            try:
+                self._texts[config] = tuple(t for t, _, _ in identity(self.problem, config, self.env.render))
+            except Exception:  # Then an old result says nothing.
+                return ()
+        return self._texts[config]
+
+    def adopt_rest(self) -> None:
+        """Take over what an interrupted search finished and this one had no time to ask for."""
+        self._adopt((t, r) for t, r in self.kept.rest() if r.config not in self.times[t])
+
+    def _adopt(self, records: Iterable[tuple[Target, Record]]) -> None:
+        """Take over finished evaluations, where the kernels are still the same."""
+        for target, record in records:
+            # Without text it did not render, which says nothing about today.
+            if not record.texts or record.texts != self._text(record.config):
+                continue
+            if self._known(record.config) != record.config:
+                continue
+            self._seen.add(record.config)
+            self.resumed += 1
+            if isinstance(record.outcome, Timed):
+                self.screened.setdefault(record.config, Screened(record.error))
+                self.times[target][record.config] = record.outcome
+            elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
+                # One that was timed and then failed its full check stays failed.
+                self.screened[record.config] = record.outcome
+            else:
+                continue
+            self.history.append((target.problem.key(), record.config, record.outcome))
 
     def _enqueue(self, warm: Mapping[Target, Sequence[Config]]) -> None:
         """Queue the first candidates: defaults, what tables and earlier classes suggest, what the model likes."""

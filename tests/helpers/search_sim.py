@@ -111,6 +111,12 @@ class Simulation:
         try:
             return self.driver.run(chosen, loop)
         finally:
+            # What still compiles for a run that was ended.
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
             loop.close()
 
     def table(self) -> dict[str, tuple[str, tuple[tuple[str, Any], ...]]]:

@@ -213,8 +213,8 @@ def test_a_class_learns_from_the_one_before(tmp_path: Path) -> None:
     seen: dict[int, Any] = {}
     warm = driver._warm
 
-    def spy(target: Any, earlier: Any) -> Any:
-        seen[target.problem.nodes] = found = warm(target, earlier)
+    def spy(target: Any, one: Any) -> Any:
+        seen[target.problem.nodes] = found = warm(target, one)
         return found
 
     driver._warm = spy
