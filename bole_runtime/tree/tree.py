@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.backends import backend_name
-from bole_runtime.tree.build_torch import PADDING, unpack_bits, words_of
+from bole_runtime.tree.build_torch import PADDING, as_int32, unpack_bits, words_of
 from bole_runtime.tree.check import check_capacity, check_index_tensor
 from bole_runtime.tree.update import plan, store
 
@@ -26,7 +26,8 @@ class TreeBatch:
     ``status`` says why.
 
     Attributes:
-        parents: int32 [max_batch, max_nodes], or packed [max_total].
+        parents: int32 [max_batch, max_nodes], or packed [max_total]. Without validation what was given is kept, also of
+            nodes that are none; int64 values beyond int32 become its ends.
         ancestors: int32 words, [max_batch, max_nodes, W] or packed [max_total, W], W = ceil(max_nodes / 32),
             contiguous. Bit j % 32 of word j // 32 in row i is set iff node j is i or a strict ancestor of i. All zero
             in padding rows.
@@ -243,7 +244,7 @@ class TreeBatch:
             from bole_runtime.tree.build_triton import build_into
 
             if self.offsets is not None and limits is not None and limits is not self.offsets:
-                self.offsets.copy_(limits)
+                self.offsets.copy_(as_int32(limits))
             build_into(
                 source, self.offsets, self.parents, self.ancestors, self.depths, self.status,
                 self.max_batch, self.max_nodes, self.max_depth,
