@@ -11,7 +11,7 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.conv import checks
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors, ConvPending

@@ -11,7 +11,8 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
-from bole_runtime.backends import backend_name, get_backend
+from bole_runtime.backend_choice import backend_name
+from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree.build_torch import PADDING
 from bole_runtime.tree.check import check_capacity, check_index_tensor
 

@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree.build_torch import PADDING, STATUS_TOTAL, as_int32
 from bole_runtime.tree.check import check_index_tensor
 
