@@ -75,13 +75,22 @@ def check_capture(
             f"{spec.name!r} with {kept!r} gates; make them with Factors.allocate({how})"
         )
     for name, t, like in (("factors.k", factors.k, k), ("factors.v", factors.v, v)):
+        # One test for the usual case; the checks below it find out what is wrong.
+        if (
+            isinstance(t, torch.Tensor)
+            and t.dtype is like.dtype
+            and t.shape == like.shape
+            and t.device == like.device
+            and t.is_contiguous()
+        ):
+            continue
         check_tensor(name, t, k.device, (like.dtype,))
         if t.shape != like.shape:
             wrong_shape(name, t, like.shape, "the shape of the input it captures")
         check_last_stride(name, t)
         if t.shape[-2] > 1 and t.stride(-2) != t.shape[-1]:
             raise ValueError(f"{name}: the heads of a node must be contiguous, got strides {t.stride()}")
-    check_gate_buffers(spec, kept, "factors.gates", factors.gates, tuple(v.shape[:-2]), k, v)
+    check_gate_buffers(spec, kept, "factors.gates", factors.gates, v.shape[:-2], k, v)
     if not spec.keeps_ready:
         for i in spec.node_gates(kept):
             have, need = factors.gates[i.name].dtype, gates[i.name].dtype
@@ -102,17 +111,32 @@ def check_gate_buffers(
         ValueError: a wrong device, shape or stride.
     """
     dtype = torch.float64 if k.dtype is torch.float64 else torch.float32
-    heads, dims = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
-    strides = {}
+    ks, vs, device = k.shape, v.shape, k.device
+    scalar = (*lead, vs[-2])
+    layout: tuple[int, ...] | None = None
+    same = True
     for i in spec.node_gates(mode):
-        t = check_tensor(f"{name}[{i.name!r}]", gates.get(i.name), k.device, (dtype,) if spec.keeps_ready else i.dtypes)
-        expected = (*lead, *i.sizes(heads, dims))
-        if t.shape != expected:
-            wrong_shape(f"{name}[{i.name!r}]", t, expected, meaning(i))
-        check_last_stride(f"{name}[{i.name!r}]", t)
-        strides[i.name] = t.stride()[:-1]
-    if spec.keeps_ready and len(set(strides.values())) > 1:
-        raise ValueError(f"{name}: all must have the same strides, got {strides}")
+        expected = scalar if i.scalar else (*lead, *i.sizes((ks[-2], vs[-2]), (ks[-1], vs[-1])))
+        given = gates.get(i.name)
+        # One test for the usual case; the checks below it find out what is wrong.
+        if not (
+            isinstance(given, torch.Tensor)
+            and (given.dtype is dtype if spec.keeps_ready else given.dtype in i.dtypes)
+            and given.shape == expected
+            and given.device == device
+        ):
+            allowed = (dtype,) if spec.keeps_ready else i.dtypes
+            given = check_tensor(f"{name}[{i.name!r}]", given, device, allowed)
+            if given.shape != expected:
+                wrong_shape(f"{name}[{i.name!r}]", given, expected, meaning(i))
+        strides = given.stride()
+        if strides[-1] != 1:
+            check_last_stride(f"{name}[{i.name!r}]", given)
+        same = same and layout in (None, strides[:-1])
+        layout = strides[:-1]
+    if spec.keeps_ready and not same:
+        found = {i.name: gates[i.name].stride()[:-1] for i in spec.node_gates(mode)}
+        raise ValueError(f"{name}: all must have the same strides, got {found}")
 
 
 def check_out(
@@ -175,6 +199,50 @@ def read_of_pending(pending: PendingChain, name: str = "pending") -> list[tuple[
     return [(f"{name}.k", pending.k), (f"{name}.v", pending.v), *gates, *counters]
 
 
+class _Usual:
+    """What the checks of a layer look at, of one that has passed them: the same in another layer passes as well."""
+
+    def __init__(self, pool: torch.Tensor, part: Factors) -> None:
+        self._tree, self._spec, self._mode, self._device = part.tree, part.spec, part.gate_mode, part.tree.device
+        self._k, self._v, self._dtype = part.k.shape, part.v.shape, part.k.dtype
+        self._pool, self._pool_dtype = pool.shape, pool.dtype
+        gates = part.gates.items()
+        self._names = tuple(part.gates)
+        # Names that the family does not know are not looked at, whatever they hold.
+        self._gates = tuple((n, t.shape, t.dtype) for n, t in gates if isinstance(t, torch.Tensor))
+
+    def holds(self, pool: torch.Tensor, part: Factors) -> bool:
+        """Return whether another layer differs in nothing that is checked; False says nothing."""
+        if type(part) is not Factors:
+            return False
+        k, v, gates, device = part.k, part.v, part.gates, self._device
+        if not (
+            part.tree is self._tree
+            and part.spec is self._spec
+            and part.gate_mode == self._mode
+            and type(gates) is dict
+            and tuple(gates) == self._names
+            and isinstance(k, torch.Tensor)
+            and isinstance(v, torch.Tensor)
+            and isinstance(pool, torch.Tensor)
+            and k.dtype is self._dtype is v.dtype
+            and k.shape == self._k
+            and v.shape == self._v
+            and k.stride()[-1] == 1 == v.stride()[-1]
+            and pool.shape == self._pool
+            and pool.dtype is self._pool_dtype
+            and pool.stride()[-1] == 1
+            and k.device == device == v.device
+            and pool.device == device
+        ):
+            return False
+        for name, shape, dtype in self._gates:
+            t = gates[name]
+            if not (isinstance(t, torch.Tensor) and t.shape == shape and t.dtype is dtype and t.device == device):
+                return False
+        return True
+
+
 def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str) -> tuple[CommitLayer, ...]:
     """Check the pools and factors of a commit and pair them.
 
@@ -186,24 +254,27 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
     layers: list[CommitLayer] = []
     starts: set[int] = set()
     read: list[torch.Tensor] = []
+    usual: _Usual | None = None
     for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
-        of = f"factors[{n}]"
-        check_factors(of, part, first)
+        if usual is None or not usual.holds(pool, part):
+            check_factors(f"factors[{n}]", part, first)
+            name = "pool" if len(pools) == 1 else f"pool[{n}]"
+            k, v = part.k, part.v
+            check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
+            if len(pools) > 1:
+                usual = _Usual(pool, part)
         k, v, pending = part.k, part.v, part.pending
-        name = "pool" if len(pools) == 1 else f"pool[{n}]"
-        check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
         slots = pool.shape[0]
         if pending is not None:
+            of = f"factors[{n}].pending"
             if not isinstance(pending, PendingChain):
-                not_a(f"{of}.pending", pending, "a PendingChain or None")
-            if pending.k.shape[0] != slots:
-                raise ValueError(
-                    f"{name}: {slots} slots, but the pending chain of its factors has {pending.k.shape[0]}"
-                )
-            if pending.capacity > MAX_PENDING:
-                raise ValueError(
-                    f"{of}.pending.k: the capacity is {pending.capacity}, at most {MAX_PENDING} is allowed"
-                )
+                not_a(of, pending, "a PendingChain or None")
+            sizes = pending.k.shape
+            if sizes[0] != slots:
+                name = "pool" if len(pools) == 1 else f"pool[{n}]"
+                raise ValueError(f"{name}: {slots} slots, but the pending chain of its factors has {sizes[0]}")
+            if sizes[1] > MAX_PENDING:
+                raise ValueError(f"{of}.k: the capacity is {sizes[1]}, at most {MAX_PENDING} is allowed")
             read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
         starts.add(pool.data_ptr() if slots else -1 - n)
         read += (k, v, *part.gates.values())
@@ -261,7 +332,7 @@ def check_factors(name: str, part: Factors, first: Factors) -> None:
         raise ValueError(
             f"{name}.gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}"
         )
-    if not isinstance(gates, Mapping):
+    if type(gates) is not dict and not isinstance(gates, Mapping):
         not_a(f"{name}.gates", gates, "a mapping from gate names to tensors")
     for i in (*spec.node_gates(mode), *spec.parameters(mode)):
         if i.name not in gates:
@@ -271,6 +342,9 @@ def check_factors(name: str, part: Factors, first: Factors) -> None:
         t = gates[i.name]
         if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
             check_tensor(f"{name}.gates[{i.name!r}]", t, device, i.dtypes)
-        expected = i.sizes(heads, dims) if i.shape[0] != "node" else (*tree.lead, *i.sizes(heads, dims))
+        if i.scalar:
+            expected: tuple[int, ...] = (*tree.lead, heads[1])
+        else:
+            expected = i.sizes(heads, dims) if i.shape[0] != "node" else (*tree.lead, *i.sizes(heads, dims))
         if t.shape != expected:
             wrong_shape(f"{name}.gates[{i.name!r}]", t, expected, meaning(i))
