@@ -19,22 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bole_codegen.search.claims import BEAT
-from bole_codegen.search.class_search import ClassSearch, Environment
+from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.deadline import Deadline
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult, Finisher, Incumbents, keep, reuse
 from bole_codegen.search.kept import Plan
 from bole_codegen.search.ledger import now
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Screened
+from bole_codegen.search.rounds import Rounds, side_by_side
 from bole_codegen.search.targets import Target, classes
+from bole_codegen.search.winners import Winners
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Winners of related classes that a bucket tries first.
-WARM = 4
 #: Classes under way at a time at most.
 ABREAST = 8
 OUT_OF_TIME = "the time budget ran out first; the same command goes on from there"
@@ -93,7 +92,8 @@ class Driver:
         self._deadline = Deadline(evaluator.label, begun or 0.0, options.time_budget, options.write_up)
         self._begun = begun
         self._finisher = Finisher(env, evaluator, options.top, incumbents, progress)
-        self._winners: dict[Problem, list[tuple[int, Config]]] = {}
+        self._rounds = Rounds(evaluator, self._finisher, incumbents, progress, options.rounds)
+        self._winners = Winners()
         self._active = [0] * evaluator.devices
         self._todo: list[_Class] = []
         self._abreast = 1
@@ -198,10 +198,10 @@ class Driver:
             # Not after an error, which ends the run: those that wait must not begin, and keep a plan, without it.
             ends[one.problem].set()
 
-        await _all(in_turn(one) for one in todo)
+        await side_by_side(in_turn(one) for one in todo)
         if others:
             self._progress.note(f"another run on this storage searches {len(others)} groups of buckets: waiting for it")
-        await _all(self._wait_for(one) for one in others)
+        await side_by_side(self._wait_for(one) for one in others)
 
     async def _wait_for(self, one: _Class) -> None:
         """Take the results of a class that another run searches, or search it when that run is gone."""
@@ -247,13 +247,13 @@ class Driver:
         try:
             begun = now()
             ready = asyncio.ensure_future(self._prepare(search, one))
-            await self._only_defaults(search, device)
+            await self._rounds.defaults(search, device)
             self._deadline.defaults.append(now() - begun)
-            whole = await self._for(self._search(search, ready, device), self._share())
+            whole = await self._for(self._rounds.search(search, ready, device), self._share())
             if not whole:
                 search.adopt_rest()
-            elif plan.old:
-                await self._new_entries(search, plan, device)
+            else:
+                await self._rounds.new_entries(search, plan.held, device)
             begun = now()
             await self._finisher.finish(search, device, one.results.append)
             self._deadline.finished.append((now() - begun) / len(one.members) / self._active[device])
@@ -296,65 +296,14 @@ class Driver:
         assert one.plan is not None
         first = one.plan.warm
         if first is None:
-            first = {t: self._warm(t, one) for t in one.members}
-            if (
-                not self._late
-            ):  # Else winners of classes that the budget cut short are among them: the next run decides.
+            held, near = one.plan.held, one.plan.near
+            first = {t: self._winners.first(t, held[t], near[t], one.earlier) for t in one.members}
+            if not self._late:  # Else classes that the budget cut short are among them: the next run decides.
                 one.plan.begin(self._env.store, one.members, first)
         if self._aside:  # It takes a second, in which workers want answers.
             await asyncio.to_thread(search.prepare, first)
         else:
             search.prepare(first)
-
-    async def _search(self, search: ClassSearch, ready: asyncio.Future[None], device: int) -> None:
-        """Propose, screen and time in rounds."""
-        await ready
-        search.settle(sorted(search.screened, key=str))
-        rounds = self._options.rounds
-        for step in range(rounds):
-            share = math.ceil(search.trials * (step + 1) / rounds) - search.tried
-            fresh = search.propose(max(0, share))
-            bests = search.bests()
-            self._progress.phase(f"{search.problem.op} n{search.problem.nodes}: round {step + 1} of {rounds}")
-            await _all(self._candidate(search, c, bests, device) for c in fresh)
-            # Also those that an earlier run screened and was killed before it timed them.
-            known = sorted((c for c, s in search.screened.items() if isinstance(s, Screened)), key=str)
-            await _all(self._times(search, c, bests, device) for c in known)
-            search.settle([*fresh, *known])
-
-    async def _only_defaults(self, search: ClassSearch, device: int) -> None:
-        """Screen and time what every bucket is compared with."""
-        defaults = list(dict.fromkeys(search.admit(c) for c in search.defaults.values()))
-        await _all(self._candidate(search, c, {}, device) for c in defaults)
-
-    async def _new_entries(self, search: ClassSearch, plan: Plan, device: int) -> None:
-        """Try what a table holds now and did not when the search began, so that nothing better is replaced."""
-        held = ((t, self._incumbents(t).held) for t in search.searched)
-        new = [c for t, c in held if c is not None and c not in plan.held[t] and search.fits(t, c)]
-        bests = search.bests()
-        await _all(self._candidate(search, search.admit(c), bests, device) for c in dict.fromkeys(new))
-
-    async def _candidate(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
-        """Screen a candidate and time it where it passed."""
-        if config not in search.screened:
-            # What was found out first: the list of known-bad kernels may have grown since, by a check of finalists.
-            before = search.kept.screening(config)
-            result = before or search.known_bad(config)
-            if result is None:
-                kept = config in map(search.representative, search.defaults.values())
-                result = await self._evaluator.screen(search.problem, config, kept)
-            search.set_screened(config, result, keep=before is None)
-            self._progress.screened(config, result)
-        if not isinstance(search.screened[config], Failed):
-            await self._times(search, config, bests, device)
-
-    async def _times(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
-        for target in search.searched:
-            fresh = config not in search.times[target] and search.fits(target, config)
-            if fresh and not search.hopeless(target, config, bests):
-                await self._finisher.time(search, target, config, device)
-                if isinstance(search.screened.get(config), Failed):
-                    return
 
     def _take(self, problem: Problem, results: Sequence[BucketResult]) -> None:
         """Add finished buckets to the result and to the table."""
@@ -363,7 +312,7 @@ class Driver:
         for entry in entries:
             # In the declared order: entries from a storage name their parameters in another one.
             config = next(v for v in self._env.variants(entry.op) if v.name == entry.variant).config(entry.params)
-            self._winners.setdefault(problem, []).append((entry.work, config))
+            self._winners.add(problem, entry.work, config)
         if entries:
             self._save(entries)
 
@@ -373,30 +322,3 @@ class Driver:
         self.result.duplicates += search.duplicates
         for kind, count in search.failures().items():
             self.result.failures[kind] = self.result.failures.get(kind, 0) + count
-
-    def _warm(self, target: Target, one: _Class) -> list[Config]:
-        """Return what to try first: the table's entry, winners of the most similar classes, entries of near buckets."""
-        assert one.plan is not None
-        problem = target.problem
-        fields = ("dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending")
-
-        def distance(other: Problem) -> int:
-            return sum(getattr(problem, f) != getattr(other, f) for f in fields)
-
-        winners = {p: w for p, w in self._winners.items() if p.op == problem.op and p in one.earlier}
-        found: list[Config] = []
-        for other in sorted(winners, key=lambda p: (distance(p), p))[:3]:
-            by_work = sorted(winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
-            found += [config for _, config in by_work[:2]]
-        return list(dict.fromkeys([*one.plan.held[target], *found, *one.plan.near[target]]))[: WARM + 1]
-
-
-async def _all(work: Any) -> None:
-    """Run coroutines side by side; when one fails, give the others up and raise its error."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

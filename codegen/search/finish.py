@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from bole_codegen.search.choose import choose, make_entry
-from bole_codegen.search.class_search import ClassSearch, Environment
+from bole_codegen.search.class_search import ClassSearch
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.results import Failed, Measurement, Screened, Screening

@@ -30,7 +30,6 @@ class Plan:
         near: entries of other buckets or related GPUs then, nearest first.
         warm: what to try first, by bucket; None before the class has begun.
         before: evaluations of a bucket that were there before this search, which it knew from the beginning.
-        old: whether an earlier run made it.
     """
 
     options: tuple[int, ...]
@@ -38,7 +37,6 @@ class Plan:
     near: ByTarget
     warm: ByTarget | None = None
     before: tuple[int, ...] = ()
-    old: bool = False
 
     @classmethod
     def read(
@@ -64,7 +62,7 @@ class Plan:
             warm = data.get("warm")
             before = tuple(int(data["before"][t.problem.key()]) for t in members)
             warm = None if warm is None else configs(warm)
-            return cls(options, configs(data["held"]), configs(data["near"]), warm, before, old=True)
+            return cls(options, configs(data["held"]), configs(data["near"]), warm, before)
         except (KeyError, TypeError, ValueError, AttributeError):
             return None  # Of other buckets, or edited.
 

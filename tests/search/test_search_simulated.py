@@ -217,13 +217,13 @@ def test_a_table_written_meanwhile_changes_no_proposal_but_is_compared_with(tmp_
     (target,) = chosen = sim.targets(batches=[64])
     expected = _undisturbed(tmp_path, Surface(seed=7), chosen, trials=16, rounds=4)
     _run_killed_after(9, sim.Simulation(tmp_path / "killed", Surface(seed=7), trials=16, rounds=4), chosen)
-    resumed = sim.Simulation(tmp_path / "killed", Surface(seed=7), trials=16, rounds=4)
     proposed = expected[1][target.problem.key()]
     variant = get_variant("commit", "steps")
     others = view_all([variant], target.kernels, sim.RECORD.limits())[0].configs
     held = next(c for c in others if not any(repr(c) in record for record in proposed))
     hints = Hints(held, tuple(others[:3]))
-    resumed.driver._incumbents = resumed.driver._finisher._incumbents = lambda target: hints
+    options: dict[str, Any] = {"trials": 16, "rounds": 4, "incumbents": lambda target: hints}
+    resumed = sim.Simulation(tmp_path / "killed", Surface(seed=7), **options)
     resumed.run(chosen)
     found = _evaluations(resumed, chosen)[target.problem.key()]
     assert set(proposed) < set(found)
