@@ -20,6 +20,7 @@ from bole_runtime.state.chain_checks import check_counters_apart, check_rings_ap
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
+from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
@@ -111,7 +112,7 @@ def flush(
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
-    layers = buffers.check_layers(pools, parts, backend_name(slots.device))
+    layers = check_layers(pools, parts, backend_name(slots.device))
     for pool_, part in zip(pools, parts, strict=True):
         assert part.pending is not None
         buffers.check_pending(spec, part.gate_mode, part.pending, part.k, part.v, pool_.shape[0])
@@ -186,7 +187,7 @@ def append(
     if variant is not None:
         check.check_variant(variant)
     check_shared(tuple(chains))
-    layers = buffers.check_layers(pools, parts, backend_name(tree.device))
+    layers = check_layers(pools, parts, backend_name(tree.device))
     check_rings_apart(pools, chains, parts, slots, accepted)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
