@@ -11,13 +11,16 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
-from bole_runtime.backends import backend_name, get_backend
+from bole_runtime.backend_choice import backend_name
+from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family
+from bole_runtime.state.chain_checks import check_counters_apart, check_rings_apart, check_shared
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
+from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
@@ -94,7 +97,7 @@ def flush(
     if variant is not None:
         check.check_variant(variant)
     _check_rows(rows, slots)
-    _check_shared(chains)
+    check_shared(chains)
     if pools[0].dim() == 4 and pools[0].shape[0] == 0:
         return
     tree = _no_nodes(slots.shape[0], slots.device)
@@ -109,10 +112,11 @@ def flush(
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
-    layers = buffers.check_layers(pools, parts, backend_name(slots.device))
+    layers = check_layers(pools, parts, backend_name(slots.device))
     for pool_, part in zip(pools, parts, strict=True):
         assert part.pending is not None
         buffers.check_pending(spec, part.gate_mode, part.pending, part.k, part.v, pool_.shape[0])
+    check_counters_apart(pools, chains, slots, rows)
     if slots.device.type == "cpu" if validate is None else validate:
         values.check_slots(slots, pools[0].shape[0])
         values.check_pending_values(chains[0], slots)
@@ -182,8 +186,9 @@ def append(
         raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     if variant is not None:
         check.check_variant(variant)
-    _check_shared(tuple(chains))
-    layers = buffers.check_layers(pools, parts, backend_name(tree.device))
+    check_shared(tuple(chains))
+    layers = check_layers(pools, parts, backend_name(tree.device))
+    check_rings_apart(pools, chains, parts, slots, accepted)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))
@@ -250,16 +255,6 @@ def _before(layers: Sequence[CommitLayer], counters: ChainCounters) -> tuple[Com
         assert chain is not None
         made.append(CommitLayer(layer.pool, layer.factors.replace(pending=counters.before(chain))))
     return tuple(made)
-
-
-def _check_shared(chains: tuple[PendingChain, ...]) -> None:
-    for n, chain in enumerate(chains):
-        if not isinstance(chain, PendingChain):
-            check.not_a(f"pending[{n}]", chain, "a PendingChain")
-        first = chains[0]
-        same = chain.length.data_ptr() == first.length.data_ptr() and chain.start.data_ptr() == first.start.data_ptr()
-        if not same or chain.capacity != first.capacity:
-            raise ValueError(f"pending[{n}]: all layers must share length, start and capacity, which move on once")
 
 
 def _check_rows(rows: torch.Tensor | None, slots: torch.Tensor) -> None:
