@@ -18,41 +18,63 @@ MAX_PENDING = PENDING_BUCKETS[-1]
 
 
 def check_pending(
-    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int
-) -> None:
+    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int,
+    name: str = "pending",
+) -> None:  # fmt: skip
     """Check a pending chain against the call's gate mode, k and v, and the slots of the pool.
+
+    Args:
+        spec: the family.
+        mode: gate mode of the call, or of its factors.
+        pending: the chain.
+        k: of the call.
+        v: of the call.
+        slots: of the pool.
+        name: of the chain in messages.
 
     Raises:
         TypeError: a wrong type or dtype.
         ValueError: a wrong device, shape, stride or gate name.
     """
     if not isinstance(pending, PendingChain):
-        not_a("pending", pending, "a PendingChain or None")
-    device = k.device
-    check_tensor("pending.k", pending.k, device, (k.dtype,))
-    check_tensor("pending.v", pending.v, device, (v.dtype,))
-    if pending.k.dim() != 4:
-        raise ValueError(f"pending.k: expected [slots, capacity, HK, dk], got shape {tuple(pending.k.shape)}")
-    lead = (slots, pending.k.shape[1])
+        not_a(name, pending, "a PendingChain or None")
+    device, dtype = k.device, k.dtype
+    ring_k, ring_v, gates = pending.k, pending.v, pending.gates
+    # A commit checks a chain a layer: names are put together only where something is wrong.
+    if not (
+        isinstance(ring_k, torch.Tensor)
+        and isinstance(ring_v, torch.Tensor)
+        and ring_k.dtype is dtype is ring_v.dtype
+        and ring_k.device == device == ring_v.device
+    ):
+        check_tensor(f"{name}.k", ring_k, device, (dtype,))
+        check_tensor(f"{name}.v", ring_v, device, (dtype,))
+    # Slices of a tuple: those of a torch.Size take ten times as long.
+    shape, k_rows, v_rows = tuple(ring_k.shape), tuple(k.shape)[-2:], tuple(v.shape)[-2:]
+    if len(shape) != 4:
+        raise ValueError(f"{name}.k: expected [slots, capacity, HK, dk], got shape {shape}")
+    lead = (slots, shape[1])
     if not 1 <= lead[1] <= MAX_PENDING:
-        raise ValueError(f"pending.k: the capacity, dimension 1, must be 1 to {MAX_PENDING}, got {lead[1]}")
-    if pending.k.shape != (*lead, *k.shape[-2:]):
-        wrong_shape("pending.k", pending.k, (*lead, *k.shape[-2:]), "slots of the pool, capacity, HK, dk")
-    if pending.v.shape != (*lead, *v.shape[-2:]):
-        wrong_shape("pending.v", pending.v, (*lead, *v.shape[-2:]), "slots of the pool, capacity, HV, dv")
-    check_last_stride("pending.k", pending.k)
-    check_last_stride("pending.v", pending.v)
+        raise ValueError(f"{name}.k: the capacity, dimension 1, must be 1 to {MAX_PENDING}, got {lead[1]}")
+    if shape != (*lead, *k_rows):
+        wrong_shape(f"{name}.k", ring_k, (*lead, *k_rows), "slots of the pool, capacity, HK, dk")
+    if ring_v.shape != (*lead, *v_rows):
+        wrong_shape(f"{name}.v", ring_v, (*lead, *v_rows), "slots of the pool, capacity, HV, dv")
+    if not ring_k.stride()[-1] == ring_v.stride()[-1] == 1:
+        check_last_stride(f"{name}.k", ring_k)
+        check_last_stride(f"{name}.v", ring_v)
     kept = spec.kept_mode(mode)
-    names = {i.name for i in spec.node_gates(kept)}
-    if not isinstance(pending.gates, Mapping) or pending.gates.keys() != names:
-        given = sorted(pending.gates) if isinstance(pending.gates, Mapping) else type(pending.gates).__name__
+    needed = spec.node_gates(kept)
+    if not isinstance(gates, Mapping) or len(gates) != len(needed) or not all(i.name in gates for i in needed):
+        given = sorted(map(str, gates)) if isinstance(gates, Mapping) else type(gates).__name__
         why = "ready gates, whatever the call's gate mode" if spec.keeps_ready else f"of the call's gate mode {mode!r}"
-        raise ValueError(f"pending.gates: expected exactly {sorted(names)} ({why}), got {given}")
-    check_gate_buffers(spec, kept, "pending.gates", pending.gates, lead, k, v)
-    for name, t in (("pending.length", pending.length), ("pending.start", pending.start)):
-        check_tensor(name, t, device, (torch.int32,))
+        raise ValueError(f"{name}.gates: expected exactly {sorted(i.name for i in needed)} ({why}), got {given}")
+    check_gate_buffers(spec, kept, f"{name}.gates", gates, lead, k, v)
+    for what, t in (("length", pending.length), ("start", pending.start)):
+        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.device != device:
+            check_tensor(f"{name}.{what}", t, device, (torch.int32,))
         if t.shape != (slots,) or not t.is_contiguous():
-            wrong_shape(name, t, (slots,), "one entry a slot, contiguous")
+            wrong_shape(f"{name}.{what}", t, (slots,), "one entry a slot, contiguous")
 
 
 def check_capture(
@@ -175,8 +197,49 @@ def read_of_pending(pending: PendingChain, name: str = "pending") -> list[tuple[
     return [(f"{name}.k", pending.k), (f"{name}.v", pending.v), *gates, *counters]
 
 
-def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str) -> tuple[CommitLayer, ...]:
-    """Check the pools and factors of a commit and pair them.
+class _CheckedChain:
+    """What :func:`check_pending` looks at, of a chain that has passed it: the same of another layer passes as well."""
+
+    def __init__(self, part: Factors, chain: PendingChain, slots: int) -> None:
+        self._of = (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots)
+        self._names, self._device = list(chain.gates), part.k.device
+        tensors = (chain.k, chain.v, *chain.gates.values())
+        self._facts = [(t.shape, t.dtype, t.stride()) for t in tensors]
+        self._length, self._start = chain.length, chain.start
+
+    def like(self, part: Factors, chain: PendingChain, slots: int) -> bool:
+        """Return whether a chain of another layer differs in nothing that is checked; False says nothing."""
+        if (
+            type(chain) is not PendingChain
+            or chain.length is not self._length
+            or chain.start is not self._start
+            or type(chain.gates) is not dict
+            or list(chain.gates) != self._names
+            or (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots) != self._of
+        ):
+            return False
+        for t, (shape, dtype, stride) in zip((chain.k, chain.v, *chain.gates.values()), self._facts, strict=True):
+            if not (
+                isinstance(t, torch.Tensor)
+                and t.shape == shape
+                and t.dtype is dtype
+                and t.stride() == stride
+                and t.device == self._device
+            ):
+                return False
+        return True
+
+
+def check_layers(
+    pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str, chain: str = "factors[{}].pending"
+) -> tuple[CommitLayer, ...]:
+    """Check the pools and factors of a commit, pending chains included, and pair them.
+
+    Args:
+        pools: one a layer.
+        parts: one a layer.
+        backend: that serves the commit.
+        chain: names the chain of a layer in messages, with a place for its number.
 
     Raises:
         TypeError: a wrong type or dtype.
@@ -186,24 +249,20 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
     layers: list[CommitLayer] = []
     starts: set[int] = set()
     read: list[torch.Tensor] = []
+    checked: _CheckedChain | None = None
     for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
         of = f"factors[{n}]"
         check_factors(of, part, first)
         k, v, pending = part.k, part.v, part.pending
+        if k.dtype is torch.float64 and backend == "triton":
+            raise TypeError(f"{of}.k: dtype torch.float64 is served by the torch and reference backends only")
         name = "pool" if len(pools) == 1 else f"pool[{n}]"
         check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
         slots = pool.shape[0]
         if pending is not None:
-            if not isinstance(pending, PendingChain):
-                not_a(f"{of}.pending", pending, "a PendingChain or None")
-            if pending.k.shape[0] != slots:
-                raise ValueError(
-                    f"{name}: {slots} slots, but the pending chain of its factors has {pending.k.shape[0]}"
-                )
-            if pending.capacity > MAX_PENDING:
-                raise ValueError(
-                    f"{of}.pending.k: the capacity is {pending.capacity}, at most {MAX_PENDING} is allowed"
-                )
+            if checked is None or not checked.like(part, pending, slots):
+                check_pending(first.spec, part.gate_mode, pending, k, v, slots, chain.format(n))
+                checked = _CheckedChain(part, pending, slots)
             read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
         starts.add(pool.data_ptr() if slots else -1 - n)
         read += (k, v, *part.gates.values())
@@ -216,7 +275,7 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
             named += ((f"factors[{n}].k", part.k), (f"factors[{n}].v", part.v))
             named += ((f"factors[{n}].gates[{gate!r}]", t) for gate, t in part.gates.items())
             if part.pending is not None:
-                named += read_of_pending(part.pending, f"factors[{n}].pending")
+                named += read_of_pending(part.pending, chain.format(n))
         names = ["pool"] if len(pools) == 1 else [f"pool[{n}]" for n in range(len(pools))]
         check_apart(list(zip(names, pools, strict=True)), named)
     return tuple(layers)

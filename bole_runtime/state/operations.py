@@ -38,9 +38,13 @@ def flush_factors(spec: RecurrenceSpec, chain: PendingChain, tree: TreeBatch) ->
     def rows(ring: torch.Tensor) -> torch.Tensor:
         return ring[:1, :1].expand(*tree.lead, *ring.shape[2:])
 
-    mode = next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
+    mode = _mode_of(spec, chain)
     gates = {name: rows(t) for name, t in chain.gates.items()}
     return Factors(spec, mode, rows(chain.k), rows(chain.v), gates, 1.0, spec.qk_l2norm, tree, chain)
+
+
+def _mode_of(spec: RecurrenceSpec, chain: PendingChain) -> str:
+    return next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
 
 
 def flush(
@@ -94,6 +98,9 @@ def flush(
     if variant is not None:
         check.check_variant(variant)
     _check_rows(rows, slots)
+    names = "pending" if len(chains) == 1 else "pending[{}]"
+    for n, chain in enumerate(chains):
+        _check_chain(spec, chain, names.format(n))
     _check_shared(chains)
     if pools[0].dim() == 4 and pools[0].shape[0] == 0:
         return
@@ -109,10 +116,7 @@ def flush(
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
-    layers = buffers.check_layers(pools, parts, backend_name(slots.device))
-    for pool_, part in zip(pools, parts, strict=True):
-        assert part.pending is not None
-        buffers.check_pending(spec, part.gate_mode, part.pending, part.k, part.v, pool_.shape[0])
+    layers = buffers.check_layers(pools, parts, backend_name(slots.device), names)
     if slots.device.type == "cpu" if validate is None else validate:
         values.check_slots(slots, pools[0].shape[0])
         values.check_pending_values(chains[0], slots)
@@ -173,17 +177,20 @@ def append(
         if part.pending is None:
             raise ValueError(f"factors[{n}]: verified without a pending chain, so there is none to append to")
         chains.append(part.pending)
-    tree, capacity = parts[0].tree, chains[0].capacity
+    tree = parts[0].tree
+    if not isinstance(tree, TreeBatch):
+        check.not_a("factors[0].tree", tree, "a TreeBatch")
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
-    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
-        raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     if variant is not None:
         check.check_variant(variant)
-    _check_shared(tuple(chains))
     layers = buffers.check_layers(pools, parts, backend_name(tree.device))
+    _check_shared(tuple(chains))
+    capacity = chains[0].capacity
+    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
+        raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))
@@ -252,11 +259,25 @@ def _before(layers: Sequence[CommitLayer], counters: ChainCounters) -> tuple[Com
     return tuple(made)
 
 
+def _check_chain(spec: RecurrenceSpec, chain: PendingChain, name: str) -> None:
+    """Check a chain that comes without a call: alone, before factors are made of it."""
+    if not isinstance(chain, PendingChain):
+        check.not_a(name, chain, "a PendingChain")
+    for what, ring in (("k", chain.k), ("v", chain.v)):
+        if not isinstance(ring, torch.Tensor):
+            check.not_a(f"{name}.{what}", ring, "a torch.Tensor")
+        if ring.dim() != 4:
+            layout = "[slots, capacity, heads, dimensions]"
+            raise ValueError(f"{name}.{what}: expected {layout}, got shape {tuple(ring.shape)}")
+    if not isinstance(chain.gates, Mapping):
+        check.not_a(f"{name}.gates", chain.gates, "a mapping from gate names to tensors")
+    check.check_tensor(f"{name}.v", chain.v, chain.k.device, (chain.k.dtype,))
+    buffers.check_pending(spec, _mode_of(spec, chain), chain, chain.k, chain.v, chain.k.shape[0], name)
+
+
 def _check_shared(chains: tuple[PendingChain, ...]) -> None:
+    first = chains[0]
     for n, chain in enumerate(chains):
-        if not isinstance(chain, PendingChain):
-            check.not_a(f"pending[{n}]", chain, "a PendingChain")
-        first = chains[0]
         same = chain.length.data_ptr() == first.length.data_ptr() and chain.start.data_ptr() == first.start.data_ptr()
         if not same or chain.capacity != first.capacity:
             raise ValueError(f"pending[{n}]: all layers must share length, start and capacity, which move on once")

@@ -52,3 +52,15 @@ def test_the_profile_runs_with_its_other_products() -> None:
     inputs = make_inputs(setup, chain_tree(setup, 1, 3))
     out, _ = setup.verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
     assert bool(torch.isfinite(out).all())
+
+
+def test_fp64_factors() -> None:
+    setup = pinned_setup(pin(), "cpu", torch.float64, torch.float32, "lossless")
+    inputs = make_inputs(setup, chain_tree(setup, 1, 3))
+    from bole_runtime import set_backend
+
+    set_backend("torch")
+    _, factors = verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
+    set_backend("triton")
+    with pytest.raises(TypeError, match=r"factors\[0\]\.k: dtype torch\.float64 is served by the torch and reference"):
+        commit(inputs.state, inputs.slots, factors, torch.tensor([2]))
