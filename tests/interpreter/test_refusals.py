@@ -7,7 +7,7 @@ import torch
 from bole_testing.cases.base import chain_tree, make_inputs
 from bole_testing.pins import pin, pinned_setup
 
-from bole_runtime import commit, verify
+from bole_runtime import commit, verify, warmup
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
@@ -64,3 +64,11 @@ def test_fp64_factors() -> None:
     set_backend("triton")
     with pytest.raises(TypeError, match=r"factors\[0\]\.k: dtype torch\.float64 is served by the torch and reference"):
         commit(inputs.state, inputs.slots, factors, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", ["dtype", "state_dtype"])
+def test_a_warmup_for_fp64(name: str) -> None:
+    sizes = {"key_heads": 1, "value_heads": 1, "dk": 16, "dv": 16, "max_batch": 1, "max_nodes": 4}
+    types = {"dtype": torch.float32, name: torch.float64}
+    with pytest.raises(TypeError, match=rf"^{name}: torch\.float64 is served by the torch and reference backends only"):
+        warmup(**sizes, **types, device="cpu")
