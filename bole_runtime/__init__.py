@@ -9,7 +9,7 @@ __version__ = "0.1.0"
 
 if TYPE_CHECKING:
     from bole_runtime.api import commit, verify
-    from bole_runtime.backends import set_backend
+    from bole_runtime.backend_choice import set_backend
     from bole_runtime.budget import allocate, calibrate
     from bole_runtime.conv import ConvFactors, ConvPending, conv_commit, tree_conv
     from bole_runtime.factors import Factors, PendingChain
@@ -46,7 +46,7 @@ _EXPORTS = {
     "get_family": "bole_runtime.families",
     "plan_memory": "bole_runtime.state",
     "register_family": "bole_runtime.families",
-    "set_backend": "bole_runtime.backends",
+    "set_backend": "bole_runtime.backend_choice",
     "tree_conv": "bole_runtime.conv",
     "verify": "bole_runtime.api",
     "warmup": "bole_runtime.warming",

@@ -17,6 +17,7 @@ from bole_runtime.factors import Factors, PendingChain, factors_of
 from bole_runtime.families import RecurrenceSpec, get_family
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch
+from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
@@ -208,7 +209,7 @@ def checked_commit(
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
     if variant is not None:
         check.check_variant(variant, "commit")
-    layers = buffers.check_layers(pools, parts, backend.name)
+    layers = check_layers(pools, parts, backend.name)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))

@@ -157,7 +157,7 @@ def gate_mode_of(spec: RecurrenceSpec, gates: Mapping[str, object]) -> str:
         TypeError: ``gates`` is not a mapping.
         ValueError: a name is missing or unexpected.
     """
-    if not isinstance(gates, Mapping):
+    if type(gates) is not dict and not isinstance(gates, Mapping):  # The second test takes a microsecond.
         not_a("gates", gates, "a mapping from gate names to tensors")
     found = spec.mode_of(gates)
     if found is not None:

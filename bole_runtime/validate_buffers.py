@@ -1,4 +1,4 @@
-"""Checks of buffers: pending chains, capture buffers, outputs, and the layers of a commit."""
+"""Checks of buffers: pending chains, capture buffers and outputs."""
 
 from __future__ import annotations
 
@@ -6,12 +6,11 @@ from collections.abc import Mapping
 
 import torch
 
-from bole_runtime.calls import CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.kernels.problem import PENDING_BUCKETS
-from bole_runtime.validate import check_last_stride, check_state, check_tensor, meaning, not_a, wrong_shape
+from bole_runtime.validate import check_last_stride, check_tensor, meaning, not_a, wrong_shape
 from bole_runtime.validate_memory import apart, check_apart
 
 MAX_PENDING = PENDING_BUCKETS[-1]
@@ -97,13 +96,22 @@ def check_capture(
             f"{spec.name!r} with {kept!r} gates; make them with Factors.allocate({how})"
         )
     for name, t, like in (("factors.k", factors.k, k), ("factors.v", factors.v, v)):
+        # One test for the usual case; the checks below it find out what is wrong.
+        if (
+            isinstance(t, torch.Tensor)
+            and t.dtype is like.dtype
+            and t.shape == like.shape
+            and t.device == like.device
+            and t.is_contiguous()
+        ):
+            continue
         check_tensor(name, t, k.device, (like.dtype,))
         if t.shape != like.shape:
             wrong_shape(name, t, like.shape, "the shape of the input it captures")
         check_last_stride(name, t)
         if t.shape[-2] > 1 and t.stride(-2) != t.shape[-1]:
             raise ValueError(f"{name}: the heads of a node must be contiguous, got strides {t.stride()}")
-    check_gate_buffers(spec, kept, "factors.gates", factors.gates, tuple(v.shape[:-2]), k, v)
+    check_gate_buffers(spec, kept, "factors.gates", factors.gates, v.shape[:-2], k, v)
     if not spec.keeps_ready:
         for i in spec.node_gates(kept):
             have, need = factors.gates[i.name].dtype, gates[i.name].dtype
@@ -124,17 +132,32 @@ def check_gate_buffers(
         ValueError: a wrong device, shape or stride.
     """
     dtype = torch.float64 if k.dtype is torch.float64 else torch.float32
-    heads, dims = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
-    strides = {}
+    ks, vs, device = k.shape, v.shape, k.device
+    scalar = (*lead, vs[-2])
+    layout: tuple[int, ...] | None = None
+    same = True
     for i in spec.node_gates(mode):
-        t = check_tensor(f"{name}[{i.name!r}]", gates.get(i.name), k.device, (dtype,) if spec.keeps_ready else i.dtypes)
-        expected = (*lead, *i.sizes(heads, dims))
-        if t.shape != expected:
-            wrong_shape(f"{name}[{i.name!r}]", t, expected, meaning(i))
-        check_last_stride(f"{name}[{i.name!r}]", t)
-        strides[i.name] = t.stride()[:-1]
-    if spec.keeps_ready and len(set(strides.values())) > 1:
-        raise ValueError(f"{name}: all must have the same strides, got {strides}")
+        expected = scalar if i.scalar else (*lead, *i.sizes((ks[-2], vs[-2]), (ks[-1], vs[-1])))
+        given = gates.get(i.name)
+        # One test for the usual case; the checks below it find out what is wrong.
+        if not (
+            isinstance(given, torch.Tensor)
+            and (given.dtype is dtype if spec.keeps_ready else given.dtype in i.dtypes)
+            and given.shape == expected
+            and given.device == device
+        ):
+            allowed = (dtype,) if spec.keeps_ready else i.dtypes
+            given = check_tensor(f"{name}[{i.name!r}]", given, device, allowed)
+            if given.shape != expected:
+                wrong_shape(f"{name}[{i.name!r}]", given, expected, meaning(i))
+        strides = given.stride()
+        if strides[-1] != 1:
+            check_last_stride(f"{name}[{i.name!r}]", given)
+        same = same and layout in (None, strides[:-1])
+        layout = strides[:-1]
+    if spec.keeps_ready and not same:
+        found = {i.name: gates[i.name].stride()[:-1] for i in spec.node_gates(mode)}
+        raise ValueError(f"{name}: all must have the same strides, got {found}")
 
 
 def check_out(
@@ -195,141 +218,3 @@ def read_of_pending(pending: PendingChain, name: str = "pending") -> list[tuple[
     gates = ((f"{name}.gates[{gate!r}]", t) for gate, t in pending.gates.items())
     counters = ((f"{name}.length", pending.length), (f"{name}.start", pending.start))
     return [(f"{name}.k", pending.k), (f"{name}.v", pending.v), *gates, *counters]
-
-
-class _CheckedChain:
-    """What :func:`check_pending` looks at, of a chain that has passed it: the same of another layer passes as well."""
-
-    def __init__(self, part: Factors, chain: PendingChain, slots: int) -> None:
-        self._of = (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots)
-        self._names, self._device = list(chain.gates), part.k.device
-        tensors = (chain.k, chain.v, *chain.gates.values())
-        self._facts = [(t.shape, t.dtype, t.stride()) for t in tensors]
-        self._length, self._start = chain.length, chain.start
-
-    def like(self, part: Factors, chain: PendingChain, slots: int) -> bool:
-        """Return whether a chain of another layer differs in nothing that is checked; False says nothing."""
-        if (
-            type(chain) is not PendingChain
-            or chain.length is not self._length
-            or chain.start is not self._start
-            or type(chain.gates) is not dict
-            or list(chain.gates) != self._names
-            or (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots) != self._of
-        ):
-            return False
-        for t, (shape, dtype, stride) in zip((chain.k, chain.v, *chain.gates.values()), self._facts, strict=True):
-            if not (
-                isinstance(t, torch.Tensor)
-                and t.shape == shape
-                and t.dtype is dtype
-                and t.stride() == stride
-                and t.device == self._device
-            ):
-                return False
-        return True
-
-
-def check_layers(
-    pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str, chain: str = "factors[{}].pending"
-) -> tuple[CommitLayer, ...]:
-    """Check the pools and factors of a commit, pending chains included, and pair them.
-
-    Args:
-        pools: one a layer.
-        parts: one a layer.
-        backend: that serves the commit.
-        chain: names the chain of a layer in messages, with a place for its number.
-
-    Raises:
-        TypeError: a wrong type or dtype.
-        ValueError: a wrong shape, device or stride, different trees or families, or a pool that is given twice.
-    """
-    first = parts[0]
-    layers: list[CommitLayer] = []
-    starts: set[int] = set()
-    read: list[torch.Tensor] = []
-    checked: _CheckedChain | None = None
-    for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
-        of = f"factors[{n}]"
-        check_factors(of, part, first)
-        k, v, pending = part.k, part.v, part.pending
-        if k.dtype is torch.float64 and backend == "triton":
-            raise TypeError(f"{of}.k: dtype torch.float64 is served by the torch and reference backends only")
-        name = "pool" if len(pools) == 1 else f"pool[{n}]"
-        check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
-        slots = pool.shape[0]
-        if pending is not None:
-            if checked is None or not checked.like(part, pending, slots):
-                check_pending(first.spec, part.gate_mode, pending, k, v, slots, chain.format(n))
-                checked = _CheckedChain(part, pending, slots)
-            read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
-        starts.add(pool.data_ptr() if slots else -1 - n)
-        read += (k, v, *part.gates.values())
-        layers.append(CommitLayer(pool, part))
-    if len(starts) != len(pools):
-        raise ValueError("pool: two layers share a pool; every layer needs its own")
-    if not apart(pools, read):
-        named: list[tuple[str, torch.Tensor]] = []
-        for n, part in enumerate(parts):
-            named += ((f"factors[{n}].k", part.k), (f"factors[{n}].v", part.v))
-            named += ((f"factors[{n}].gates[{gate!r}]", t) for gate, t in part.gates.items())
-            if part.pending is not None:
-                named += read_of_pending(part.pending, chain.format(n))
-        names = ["pool"] if len(pools) == 1 else [f"pool[{n}]" for n in range(len(pools))]
-        check_apart(list(zip(names, pools, strict=True)), named)
-    return tuple(layers)
-
-
-def check_factors(name: str, part: Factors, first: Factors) -> None:
-    """Check factors given to a commit: those of a verification, or edited ones, of the tree and family of the first.
-
-    Raises:
-        TypeError: a wrong type or dtype.
-        ValueError: a wrong shape, device, gate mode or gate name, or another tree or family than the first.
-    """
-    if not isinstance(part, Factors):
-        not_a(name, part, "a Factors")
-    tree, spec = part.tree, part.spec
-    if tree is not first.tree or spec is not first.spec:
-        raise ValueError(f"{name}: all layers of a commit must share the tree and the family of factors[0]")
-    device, k, v = tree.device, part.k, part.v
-    # One test for the usual case; the calls below it find out what is wrong.
-    if not (
-        isinstance(k, torch.Tensor)
-        and isinstance(v, torch.Tensor)
-        and k.dtype in DATA_DTYPES
-        and v.dtype is k.dtype
-        and k.device == device == v.device
-    ):
-        check_tensor(f"{name}.k", k, device, DATA_DTYPES)
-        check_tensor(f"{name}.v", v, device, (k.dtype,))
-    if k.shape[:-2] != tree.lead or v.shape[:-2] != tree.lead:
-        raise ValueError(f"{name}: k {tuple(k.shape)} and v {tuple(v.shape)} are not of the tree's rows {tree.lead}")
-    heads, dims = (k.shape[-2], v.shape[-2]), (k.shape[-1], v.shape[-1])
-    if 0 in heads or 0 in dims or heads[1] % heads[0]:
-        raise ValueError(
-            f"{name}.v: HV = {heads[1]} must be a positive multiple of HK = {heads[0]}, dk and dv at least 1; got k "
-            f"{tuple(k.shape)} and v {tuple(v.shape)}"
-        )
-    if not k.stride()[-1] == v.stride()[-1] == 1:
-        check_last_stride(f"{name}.k", k)
-        check_last_stride(f"{name}.v", v)
-    mode, gates = part.gate_mode, part.gates
-    if mode not in spec.modes:
-        raise ValueError(
-            f"{name}.gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}"
-        )
-    if not isinstance(gates, Mapping):
-        not_a(f"{name}.gates", gates, "a mapping from gate names to tensors")
-    for i in (*spec.node_gates(mode), *spec.parameters(mode)):
-        if i.name not in gates:
-            if i.default is None:
-                raise ValueError(f"{name}.gates: missing {i.name}, which {spec.name!r} has with {mode!r} gates")
-            continue
-        t = gates[i.name]
-        if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
-            check_tensor(f"{name}.gates[{i.name!r}]", t, device, i.dtypes)
-        expected = i.sizes(heads, dims) if i.shape[0] != "node" else (*tree.lead, *i.sizes(heads, dims))
-        if t.shape != expected:
-            wrong_shape(f"{name}.gates[{i.name!r}]", t, expected, meaning(i))

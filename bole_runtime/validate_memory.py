@@ -7,7 +7,7 @@ have ranges that overlap and no byte in common, so ranges only tell where to loo
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from operator import itemgetter
 
 import torch
@@ -79,6 +79,27 @@ def apart(written: Iterable[torch.Tensor], read: Iterable[torch.Tensor]) -> bool
             if past > first and past > at and spans[bisect_right(ends, at)][0] < past:
                 return False
     return True
+
+
+def refuse_overlaps(
+    written: Sequence[torch.Tensor],
+    read: Sequence[torch.Tensor],
+    names: Callable[[], tuple[Iterable[str], Iterable[str]]],
+) -> None:
+    """Refuse tensors to write to that share memory with one another or with what is read.
+
+    Args:
+        written: tensors.
+        read: tensors.
+        names: called when the quick test fails: the names of both, in order.
+
+    Raises:
+        ValueError: an overlap.
+    """
+    if not written or apart(written, read):
+        return
+    of_written, of_read = names()
+    check_apart(list(zip(of_written, written, strict=True)), list(zip(of_read, read, strict=True)))
 
 
 def check_apart(written: Sequence[tuple[str, torch.Tensor]], read: Iterable[tuple[str, torch.Tensor]]) -> None:

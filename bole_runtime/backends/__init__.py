@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import warnings
 from collections.abc import Callable
 from importlib import import_module
 from typing import TYPE_CHECKING, NamedTuple
+
+from bole_runtime.backend_choice import backend_name, forced_backend, set_backend
 
 if TYPE_CHECKING:
     import torch
@@ -37,55 +38,8 @@ class Backend(NamedTuple):
 
 
 _loaded: dict[str, Backend] = {}
-_forced: str | None = None
-_env_read = False
 #: What was warned about.
 _warned: set[str] = set()
-
-
-def set_backend(name: str | None) -> None:
-    """Force a backend for the whole process, or go back to ``BOLE_BACKEND`` and the device with None.
-
-    ``BOLE_BACKEND`` is read once, at the first call; later changes of the environment need ``set_backend(None)``.
-
-    Raises:
-        ValueError: the name is unknown.
-    """
-    global _forced, _env_read
-    if name is not None:
-        _known(name, "name")
-    _forced, _env_read = name, name is not None
-
-
-def _known(name: str, what: str) -> str:
-    if name not in BACKENDS:
-        raise ValueError(f"{what}: unknown backend {name!r}; allowed: {', '.join(BACKENDS)}")
-    return name
-
-
-def _read_env() -> None:
-    global _forced, _env_read
-    name = os.environ.get("BOLE_BACKEND")
-    _forced = _known(name, "BOLE_BACKEND") if name else None
-    _env_read = True
-
-
-def backend_name(device: torch.device) -> str:
-    """Return the backend that serves a device: the forced one, else ``triton`` on CUDA and ``torch`` elsewhere.
-
-    Raises:
-        ValueError: ``BOLE_BACKEND`` names no backend.
-        RuntimeError: ``triton`` is forced on a CPU without ``TRITON_INTERPRET=1``.
-    """
-    if not _env_read:
-        _read_env()
-    if _forced is None:
-        return "triton" if device.type == "cuda" else "torch"
-    if _forced == "triton" and device.type == "cpu" and os.environ.get("TRITON_INTERPRET") != "1":
-        raise RuntimeError(
-            "the triton backend runs on a CPU only under TRITON_INTERPRET=1, set before triton is imported"
-        )
-    return _forced
 
 
 def get_backend(device: torch.device, spec: RecurrenceSpec | None = None) -> Backend:
@@ -117,7 +71,7 @@ def without_kernels(spec: RecurrenceSpec, for_what: str = "") -> str:
         NotImplementedError: ``triton`` was asked for by name.
     """
     lacks = f"family {spec.name!r} has no Triton kernels{f' for {for_what}' if for_what else ''}"
-    if _forced == "triton":
+    if forced_backend() == "triton":
         raise NotImplementedError(
             f"recurrence: {lacks}; BOLE_BACKEND=torch serves it, and so does a device whose backend is not forced"
         )

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree import STATUS_TOTAL, TreeBatch
 from bole_runtime.tree.check import INDEX_DTYPES, check_capacity, check_index_tensor
 

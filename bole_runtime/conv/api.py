@@ -11,7 +11,7 @@ import torch
 from bole_runtime import validate as check
 from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.conv import checks
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors, ConvPending
@@ -75,10 +75,10 @@ def tree_conv(
             is zero. The same slot may serve several requests.
         tree: topology and capacities. Padding nodes have output zero; packed rows that no request owns are unspecified.
         activation: ``silu`` (or its other name, ``swish``), or None.
-        out: where to write, the shape of x; must not overlap an input. Default: a new tensor.
+        out: where to write, the shape of x; with memory of its own. Default: a new tensor.
         out_dtype: dtype of the output; default, that of ``out`` or of x.
-        factors: buffer from :meth:`ConvFactors.allocate` to copy x to. Default: the factors alias x, which must then
-            stay unchanged until the commit.
+        factors: buffer from :meth:`ConvFactors.allocate` to copy x to, with memory of its own. Default: the factors
+            alias x, which must then stay unchanged until the commit.
         pending: accepted tokens whose inputs are not in the state yet.
         variant: pin a kernel configuration instead of the default.
         validate: check index values and the tree's status (a host sync on a device). Default: only for CPU tensors.
@@ -113,17 +113,11 @@ def tree_conv(
         checks.check_capture(factors, x, width)
     if variant is not None:
         check.check_variant(variant)
+    if out is not None:
+        buffers.check_out(out, x, out_dtype)
+    checks.check_memory(out, None if factors is None else factors.x, (x, weight, state, slots), bias, pending)
     if out is None:
         out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
-    else:
-        named: tuple[tuple[str, torch.Tensor], ...] = (("x", x), ("weight", weight), ("state", state))
-        if bias is not None:
-            named = (*named, ("bias", bias))
-        if factors is not None:
-            named = (*named, ("factors.x", factors.x))
-        if pending is not None:
-            named = (*named, ("pending.x", pending.x))
-        buffers.check_out(out, x, out_dtype, named)
     if backend == "triton" and out.dtype is torch.float64:
         raise TypeError("out: dtype torch.float64 is served by the torch and reference backends only")
     if tree.device.type == "cpu" if validate is None else validate:
@@ -241,6 +235,7 @@ def checked_conv_commit(
     layers, tree, backend = _layers(pools, factors, variant)
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
+    checks.check_index_apart(tuple(layer.pool for layer in layers), slots, accepted)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
         values.check_slots(slots, min(layer.pool.shape[0] for layer in layers))

@@ -9,6 +9,7 @@ from bole_runtime.conv.factors import MAX_STATE, WIDTHS, ConvFactors, ConvPendin
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch
 from bole_runtime.validate import check_last_stride, check_tensor, not_a, wrong_shape
+from bole_runtime.validate_memory import refuse_overlaps
 
 _USUAL_DTYPES = (torch.bfloat16, torch.float16, torch.float32)
 
@@ -190,4 +191,67 @@ def check_layers(
         layers.append(ConvCommitLayer(pool, part))
     if len(starts) != len(pools):
         raise ValueError("pools: two layers share a pool; every layer needs its own")
+    read = [t for part in parts for t in _read_by(part)]
+
+    def names() -> tuple[list[str], list[str]]:
+        of_pools = ["pools"] if len(pools) == 1 else [f"pools[{n}]" for n in range(len(pools))]
+        of_parts = [(f"factors[{n}]", part) for n, part in enumerate(parts)]
+        return of_pools, [f"{name}.{field}" for name, part in of_parts for field in _FIELDS[: len(_read_by(part))]]
+
+    refuse_overlaps(pools, read, names)
     return tuple(layers)
+
+
+#: What a commit reads of a layer, the last three where there are pending inputs.
+_FIELDS = ("x", "pending.x", "pending.length", "pending.start")
+
+
+def _read_by(part: ConvFactors) -> tuple[torch.Tensor, ...]:
+    if part.pending is None:
+        return (part.x,)
+    return part.x, part.pending.x, part.pending.length, part.pending.start
+
+
+def check_index_apart(pools: tuple[torch.Tensor, ...], slots: torch.Tensor, accepted: torch.Tensor) -> None:
+    """Check that a commit does not write over the slots and accepted nodes that it reads.
+
+    Raises:
+        ValueError: an overlap.
+    """
+
+    def names() -> tuple[list[str], list[str]]:
+        of_pools = ["pools"] if len(pools) == 1 else [f"pools[{n}]" for n in range(len(pools))]
+        return of_pools, ["slots", "accepted"]
+
+    refuse_overlaps(pools, (slots, accepted), names)
+
+
+def check_memory(
+    out: torch.Tensor | None, capture: torch.Tensor | None,
+    read: tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor],
+    bias: torch.Tensor | None, pending: ConvPending | None,
+) -> None:  # fmt: skip
+    """Check that what a convolution writes shares no memory with itself or with what it reads.
+
+    Args:
+        out: of the caller, or None.
+        capture: the buffer of factors, or None.
+        read: x, weight, state and slots.
+        bias: of the call, or None.
+        pending: inputs above the roots, or None.
+
+    Raises:
+        ValueError: an overlap.
+    """
+    written = [(name, t) for name, t in (("out", out), ("factors.x", capture)) if t is not None]
+    if not written:
+        return
+    everything: tuple[torch.Tensor, ...] = read if bias is None else (*read, bias)
+    if pending is not None:
+        everything = (*everything, pending.x, pending.length, pending.start)
+
+    def names() -> tuple[list[str], list[str]]:
+        of_read = ["x", "weight", "state", "slots", *(() if bias is None else ("bias",))]
+        return [name for name, _ in written], [*of_read, *(() if pending is None else _FIELDS[1:])]
+
+    refuse_overlaps([t for _, t in written], everything, names)

@@ -7,7 +7,7 @@ from typing import NoReturn
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.conv import torch_backend
 from bole_runtime.conv.api import conv_commit, tree_conv
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bole_runtime.kernels.problem import Problem, Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits
 from bole_runtime.kernels.variants import all_variants, get_variant
+from bole_runtime.kernels.variants.common import erases
 
 
 def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
@@ -12,7 +13,7 @@ def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
 
     Few heads are a matter of latency: one launch. With many heads, R is made better in a kernel of its own, once for
     all value tiles. R of many nodes is itself heavy to read and write: solve on the right-hand side. A commit
-    goes token by token, unless a long pending chain is folded with it.
+    goes token by token, unless a long pending chain is folded with it and nothing is solved for that.
 
     Raises:
         ValueError: no variant can serve the problem, with each one's reason.
@@ -37,6 +38,6 @@ def _order(problem: Problem, gpu: GpuLimits) -> list[str]:
         order = ["two_stage", *(n for n in order if n != "two_stage")]
     if problem.op == "verify" and problem.nodes + problem.pending > 128:
         order = ["chunked", *(n for n in order if n != "chunked")]
-    if problem.op == "commit" and problem.pending > 16:
+    if problem.op == "commit" and problem.pending > 16 and not erases(problem):
         order = ["path", *(n for n in order if n != "path")]
     return order

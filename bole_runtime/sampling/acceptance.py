@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.sampling.params import SamplingParams
 from bole_runtime.sampling.result import Acceptance
 from bole_runtime.tree import TreeBatch

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.calls import RowAction
 from bole_runtime.factors import PendingChain
 from bole_runtime.tree import TreeBatch

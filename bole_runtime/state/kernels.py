@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.state.config import StateConfig
 
 if TYPE_CHECKING:

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.state.buffers import LayerScratch, RoundBuffers
 from bole_runtime.state.config import state_config
 from bole_runtime.state.geometry import LayerGeometry

@@ -9,15 +9,17 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime import validate as check
-from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
-from bole_runtime.backends import backend_name, get_backend
+from bole_runtime.backend_choice import backend_name
+from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family
+from bole_runtime.state.chain_checks import check_chain, check_counters_apart, check_rings_apart, check_shared, mode_of
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
+from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
@@ -38,13 +40,9 @@ def flush_factors(spec: RecurrenceSpec, chain: PendingChain, tree: TreeBatch) ->
     def rows(ring: torch.Tensor) -> torch.Tensor:
         return ring[:1, :1].expand(*tree.lead, *ring.shape[2:])
 
-    mode = _mode_of(spec, chain)
+    mode = mode_of(spec, chain)
     gates = {name: rows(t) for name, t in chain.gates.items()}
     return Factors(spec, mode, rows(chain.k), rows(chain.v), gates, 1.0, spec.qk_l2norm, tree, chain)
-
-
-def _mode_of(spec: RecurrenceSpec, chain: PendingChain) -> str:
-    return next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
 
 
 def flush(
@@ -100,8 +98,8 @@ def flush(
     _check_rows(rows, slots)
     names = "pending" if len(chains) == 1 else "pending[{}]"
     for n, chain in enumerate(chains):
-        _check_chain(spec, chain, names.format(n))
-    _check_shared(chains)
+        check_chain(spec, chain, names.format(n))
+    check_shared(chains)
     if pools[0].dim() == 4 and pools[0].shape[0] == 0:
         return
     tree = _no_nodes(slots.shape[0], slots.device)
@@ -116,7 +114,8 @@ def flush(
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
-    layers = buffers.check_layers(pools, parts, backend_name(slots.device), names)
+    layers = check_layers(pools, parts, backend_name(slots.device), names)
+    check_counters_apart(pools, chains, slots, rows)
     if slots.device.type == "cpu" if validate is None else validate:
         values.check_slots(slots, pools[0].shape[0])
         values.check_pending_values(chains[0], slots)
@@ -186,11 +185,12 @@ def append(
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
     if variant is not None:
         check.check_variant(variant)
-    layers = buffers.check_layers(pools, parts, backend_name(tree.device))
-    _check_shared(tuple(chains))
+    layers = check_layers(pools, parts, backend_name(tree.device))
+    check_shared(tuple(chains))
     capacity = chains[0].capacity
     if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
         raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
+    check_rings_apart(pools, chains, parts, slots, accepted)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))
@@ -257,30 +257,6 @@ def _before(layers: Sequence[CommitLayer], counters: ChainCounters) -> tuple[Com
         assert chain is not None
         made.append(CommitLayer(layer.pool, layer.factors.replace(pending=counters.before(chain))))
     return tuple(made)
-
-
-def _check_chain(spec: RecurrenceSpec, chain: PendingChain, name: str) -> None:
-    """Check a chain that comes without a call: alone, before factors are made of it."""
-    if not isinstance(chain, PendingChain):
-        check.not_a(name, chain, "a PendingChain")
-    for what, ring in (("k", chain.k), ("v", chain.v)):
-        if not isinstance(ring, torch.Tensor):
-            check.not_a(f"{name}.{what}", ring, "a torch.Tensor")
-        if ring.dim() != 4:
-            layout = "[slots, capacity, heads, dimensions]"
-            raise ValueError(f"{name}.{what}: expected {layout}, got shape {tuple(ring.shape)}")
-    if not isinstance(chain.gates, Mapping):
-        check.not_a(f"{name}.gates", chain.gates, "a mapping from gate names to tensors")
-    check.check_tensor(f"{name}.v", chain.v, chain.k.device, (chain.k.dtype,))
-    buffers.check_pending(spec, _mode_of(spec, chain), chain, chain.k, chain.v, chain.k.shape[0], name)
-
-
-def _check_shared(chains: tuple[PendingChain, ...]) -> None:
-    first = chains[0]
-    for n, chain in enumerate(chains):
-        same = chain.length.data_ptr() == first.length.data_ptr() and chain.start.data_ptr() == first.start.data_ptr()
-        if not same or chain.capacity != first.capacity:
-            raise ValueError(f"pending[{n}]: all layers must share length, start and capacity, which move on once")
 
 
 def _check_rows(rows: torch.Tensor | None, slots: torch.Tensor) -> None:

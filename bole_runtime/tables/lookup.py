@@ -16,9 +16,6 @@ speed. So is one whose kernels failed on such a GPU before (``bad.py``); the ana
 
 from __future__ import annotations
 
-import importlib.metadata
-import importlib.util
-import math
 import os
 import threading
 import warnings
@@ -32,9 +29,18 @@ from bole_runtime.kernels.space import Config, GpuLimits, Variant
 from bole_runtime.tables.bad_lists import BadLists
 from bole_runtime.tables.checks import CheckStore, minor
 from bole_runtime.tables.command import gap_line, tune_command
+from bole_runtime.tables.ranking import Tables
+from bole_runtime.tables.sources import (
+    analytic_default,
+    declared_variants,
+    explain_gpu,
+    gpu_keys,
+    installed_triton,
+    tuned_roots,
+)
 
 if TYPE_CHECKING:
-    from bole_runtime.tables.load import CheckedEntry, LoadedTable
+    from bole_runtime.tables.load import CheckedEntry
 
 #: device name -> (key, keys of the GPUs whose tables stand in), or None for an unknown device.
 GpuLookup = Callable[[str], "tuple[str, tuple[str, ...]] | None"]
@@ -61,50 +67,6 @@ class Resolution:
     reason: str
 
 
-def tuned_roots() -> tuple[Path, ...]:
-    """Return the folders that hold ``<gpu>/<family>.json``: ``BOLE_TUNED_DIR`` when set, then the package's."""
-    roots = []
-    own = os.environ.get("BOLE_TUNED_DIR")
-    if own:
-        roots.append(Path(own))
-    spec = importlib.util.find_spec("bole_tuned")
-    if spec is not None and spec.submodule_search_locations:
-        roots.append(Path(next(iter(spec.submodule_search_locations))))
-    return tuple(roots)
-
-
-def _variants(op: str) -> Iterable[Variant]:
-    from bole_runtime.kernels.variants import all_variants
-
-    return all_variants(op)
-
-
-def _default(problem: Problem, limits: GpuLimits) -> Config:
-    from bole_runtime.kernels import default_config
-
-    return default_config(problem, limits)
-
-
-def _gpus(device_name: str) -> tuple[str, tuple[str, ...]] | None:
-    from bole_runtime import gpus
-
-    record = gpus.identify(device_name)
-    return None if record is None else (record.key, record.tables_from)
-
-
-def _explain(device_name: str) -> str:
-    from bole_runtime import gpus
-
-    return gpus.explain_device_name(device_name)
-
-
-def _installed_triton() -> str:
-    try:
-        return importlib.metadata.version("triton")
-    except importlib.metadata.PackageNotFoundError:
-        return ""
-
-
 class Dispatcher:
     """Chooses configurations and remembers them. Safe to share between threads; a repeated question is one dict hit.
 
@@ -123,26 +85,24 @@ class Dispatcher:
         roots: tuple[Path, ...] | None = None,
         *,
         user_roots: int | None = None,
-        variants: Callable[[str], Iterable[Variant]] = _variants,
-        gpus: GpuLookup = _gpus,
-        default: Callable[[Problem, GpuLimits], Config] = _default,
+        variants: Callable[[str], Iterable[Variant]] = declared_variants,
+        gpus: GpuLookup = gpu_keys,
+        default: Callable[[Problem, GpuLimits], Config] = analytic_default,
         triton: str | None = None,
         checks: CheckStore | None = None,
     ) -> None:
         if roots is None:
             roots = tuned_roots()
             user_roots = 1 if os.environ.get("BOLE_TUNED_DIR") else 0
-        self._roots = roots
-        self._user_roots = user_roots or 0
         self._variants = variants
         self._gpus = gpus
         self._default = default
-        self._triton = _installed_triton() if triton is None else triton
+        self._triton = installed_triton() if triton is None else triton
         self._checks = checks or CheckStore()
         self._lock = threading.RLock()
         self._memo: dict[tuple[Problem, str], Resolution] = {}
-        self._tables: dict[tuple[Path, str, str], LoadedTable | None] = {}
         self._warned: set[str] = set()
+        self._tables = Tables(roots, user_roots or 0, variants, self._warn)
         self._bad = BadLists(roots, self._triton, self._warn)
 
     def resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
@@ -231,7 +191,7 @@ class Dispatcher:
             return Resolution(self._default(problem, limits), "default", None, "no GPU: analytic default")
         config = self._good_default(problem, key if gpu else "", limits)
         if gpu is None:
-            text = _explain(device_name)
+            text = explain_gpu(device_name)
             self._warn("gpu", text)
         else:
             text = gap_line(problem, key, waiting)
@@ -292,74 +252,17 @@ class Dispatcher:
             self._warned.add(kind)
             warnings.warn(f"bole: {text}", TableWarning, stacklevel=5)
 
+    def ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
+        """Yield (GPU key, entry) in the order of the module's docstring, whether or not an entry can run here."""
+        gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
+        if gpu is not None:
+            yield from self._tables.ranked(problem, (gpu[0], *gpu[1]))
+
     def _reason(self, problem: Problem, entry: CheckedEntry, limits: GpuLimits) -> str | None:
         for variant in self._variants(problem.op):
             if variant.name == entry.config.variant:
                 return variant.reason(problem, entry.config, limits)
         return f"no variant {entry.config.variant!r}"
-
-    def ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
-        """Yield (GPU key, entry) in the order of the module's docstring, whether or not an entry can run here."""
-        gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
-        if gpu is None:
-            return
-        late: list[tuple[str, CheckedEntry]] = []
-        for key in (gpu[0], *gpu[1]):
-            found: list[tuple[tuple[float, ...], int, CheckedEntry]] = []
-            for place, root in enumerate(self._roots):
-                table = self._table(root, key, problem.family)
-                for entry in table.entries if table else ():
-                    rank = _rank(problem, entry.problem)
-                    if rank is not None:
-                        found.append((rank, place, entry))
-            for _, place, entry in sorted(found, key=lambda f: f[:2]):
-                if entry.entry.label == "predicted" and place >= self._user_roots:
-                    late.append((key, entry))
-                else:
-                    yield key, entry
-        yield from late
-
-    def _table(self, root: Path, key: str, family: str) -> LoadedTable | None:
-        place = (root, key, family)
-        if place not in self._tables:
-            from bole_runtime.tables.load import TableError, load_table, table_path
-
-            table = None
-            path = table_path(root, key, family)
-            if os.path.isfile(path):
-                try:
-                    table = load_table(path, self._variants)
-                except TableError as error:
-                    self._warn(f"file {path}", f"{error}; it is not used")
-                if table is not None and table.header.gpu.key != key:
-                    self._warn(f"file {path}", f"{path} was made for {table.header.gpu.key!r}; it is not used")
-                    table = None
-                if table is not None and table.skipped:
-                    field, reason = table.skipped[0]
-                    count = len(table.skipped)
-                    self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
-            self._tables[place] = table
-        return self._tables[place]
-
-
-def _rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
-    """Return how far ``other`` is from ``problem`` (smaller is nearer), None when it never stands in."""
-    same = ("op", "family", "dk", "dv", "in_dtype", "state_dtype", "precision")
-    if any(getattr(problem, f) != getattr(other, f) for f in same):
-        return None
-    if other.nodes < problem.nodes or other.depth < problem.depth or other.pending < problem.pending:
-        return None
-    below = other.work < problem.work
-    return (
-        other.nodes,
-        other.pending,
-        other.gate_mode != problem.gate_mode,
-        abs(math.log2(other.group / problem.group)),
-        below,
-        -other.work if below else other.work,
-        # Last: an entry for deeper trees serves these as well, one for another batch can be far from the best.
-        other.depth,
-    )
 
 
 _shared: Dispatcher | None = None
@@ -374,3 +277,6 @@ def dispatcher() -> Dispatcher:
             if _shared is None:
                 _shared = Dispatcher()
     return _shared
+
+
+__all__ = ["Dispatcher", "GpuLookup", "Resolution", "TableWarning", "dispatcher", "tuned_roots"]

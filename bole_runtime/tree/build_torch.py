@@ -9,6 +9,17 @@ STATUS_ORDER, STATUS_DEPTH, STATUS_NODES, STATUS_PARENT, STATUS_TOTAL = 1, 2, 4,
 PADDING = -2
 
 
+def as_int32(values: torch.Tensor) -> torch.Tensor:
+    """Return integers as int32; those beyond its range become its ends, as in the device kernels.
+
+    A plain conversion wraps: a parent of 2**32 would become node 0, which is a node.
+    """
+    if values.dtype is torch.int32:
+        return values
+    limits = torch.iinfo(torch.int32)
+    return values.clamp(limits.min, limits.max).to(torch.int32)
+
+
 def words_of(nodes: int) -> int:
     """Return the int32 words that hold one bit a node."""
     return (nodes + 31) // 32

@@ -1,10 +1,10 @@
-"""Child and sibling links, as inference engines keep trees, to parent indices."""
+"""Trees as inference engines keep them, child and sibling links or a table of parents, to parent indices."""
 
 from __future__ import annotations
 
 import torch
 
-from bole_runtime.backends import backend_name
+from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree.build_torch import PADDING
 from bole_runtime.tree.check import check_capacity, check_index_tensor
 
@@ -65,6 +65,20 @@ def parents_from_links(
         keep = live if live.dtype is torch.bool else live >= 0
         out.copy_(torch.where(keep.unsqueeze(1), _follow(next_token.long(), next_sibling.long()), PADDING))
     return out
+
+
+def parents_from_table(parents: torch.Tensor, live: torch.Tensor) -> torch.Tensor:
+    """Do what :meth:`TreeBatch.sglang_parents` says."""
+    check_index_tensor("parents", parents, 2)
+    if not isinstance(live, torch.Tensor) or live.dtype not in (torch.bool, torch.int32, torch.int64):
+        given = live.dtype if isinstance(live, torch.Tensor) else type(live).__name__
+        raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
+    if live.shape != parents.shape[:1]:
+        raise ValueError(f"live: expected shape {tuple(parents.shape[:1])}, got {tuple(live.shape)}")
+    keep = live if live.dtype is torch.bool else live >= 0
+    out = parents.clone()
+    out[:, :1] = -1
+    return out.masked_fill_(~keep.unsqueeze(1), PADDING)
 
 
 def _claimants(links: torch.Tensor) -> torch.Tensor:

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from bole_runtime.backends import backend_name
-from bole_runtime.tree.build_torch import PADDING, STATUS_TOTAL
+from bole_runtime.backend_choice import backend_name
+from bole_runtime.tree.build_torch import PADDING, STATUS_TOTAL, as_int32
 from bole_runtime.tree.check import check_index_tensor
 
 if TYPE_CHECKING:
@@ -57,7 +57,7 @@ def pack(tree: TreeBatch, parents: torch.Tensor, counts: torch.Tensor | None) ->
     flat = torch.full((tree.max_total + 1,), PADDING, dtype=torch.int32, device=tree.device)
     # What is not a node of the tree lands in one extra place.
     rows = torch.where(index < kept.unsqueeze(1), offsets[:batch].unsqueeze(1) + index, tree.max_total)
-    flat.scatter_(0, rows.flatten(), parents.clamp(-(2**31), 2**31 - 1).int().flatten())
+    flat.scatter_(0, rows.flatten(), as_int32(parents).flatten())
     flat[-1:] = PADDING
     tree.update_(flat[:-1], offsets)
     tree.status |= (~fits).any().int() * STATUS_TOTAL

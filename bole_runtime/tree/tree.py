@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import torch
 
-from bole_runtime.backends import backend_name
-from bole_runtime.tree.build_torch import PADDING, unpack_bits, words_of
+from bole_runtime.backend_choice import backend_name
+from bole_runtime.tree.access import mask_of, path_of, rows_of
+from bole_runtime.tree.build_torch import PADDING, as_int32, words_of
 from bole_runtime.tree.check import check_capacity, check_index_tensor
+from bole_runtime.tree.links import parents_from_links, parents_from_table
 from bole_runtime.tree.update import plan, store
 
 #: Largest number of nodes of one request.
@@ -26,7 +28,8 @@ class TreeBatch:
     ``status`` says why.
 
     Attributes:
-        parents: int32 [max_batch, max_nodes], or packed [max_total].
+        parents: int32 [max_batch, max_nodes], or packed [max_total]. Without validation what was given is kept, also of
+            nodes that are none; int64 values beyond int32 become its ends.
         ancestors: int32 words, [max_batch, max_nodes, W] or packed [max_total, W], W = ceil(max_nodes / 32),
             contiguous. Bit j % 32 of word j // 32 in row i is set iff node j is i or a strict ancestor of i. All zero
             in padding rows.
@@ -168,16 +171,7 @@ class TreeBatch:
             TypeError: wrong types.
             ValueError: wrong shapes.
         """
-        check_index_tensor("parents", parents, 2)
-        if not isinstance(live, torch.Tensor) or live.dtype not in (torch.bool, torch.int32, torch.int64):
-            given = live.dtype if isinstance(live, torch.Tensor) else type(live).__name__
-            raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
-        if live.shape != parents.shape[:1]:
-            raise ValueError(f"live: expected shape {tuple(parents.shape[:1])}, got {tuple(live.shape)}")
-        keep = live if live.dtype is torch.bool else live >= 0
-        out = parents.clone()
-        out[:, :1] = -1
-        return out.masked_fill_(~keep.unsqueeze(1), PADDING)
+        return parents_from_table(parents, live)
 
     @classmethod
     def from_links(
@@ -189,8 +183,6 @@ class TreeBatch:
         validate: bool | None = None,
     ) -> TreeBatch:
         """Build dense trees from child and sibling links; see :func:`~bole_runtime.tree.parents_from_links`."""
-        from bole_runtime.tree.links import parents_from_links
-
         return cls.from_parents(parents_from_links(next_token, next_sibling, live), max_depth, validate)
 
     @classmethod
@@ -243,7 +235,7 @@ class TreeBatch:
             from bole_runtime.tree.build_triton import build_into
 
             if self.offsets is not None and limits is not None and limits is not self.offsets:
-                self.offsets.copy_(limits)
+                self.offsets.copy_(as_int32(limits))
             build_into(
                 source, self.offsets, self.parents, self.ancestors, self.depths, self.status,
                 self.max_batch, self.max_nodes, self.max_depth,
@@ -297,27 +289,12 @@ class TreeBatch:
 
         Nodes that are not live have some valid row. Flat means [max_batch * max_nodes] for a dense tree.
         """
-        index = torch.arange(self.max_nodes, device=self.device)
-        if self.offsets is None:
-            base = torch.arange(self.max_batch, device=self.device) * self.max_nodes
-            return base.unsqueeze(1) + index, self.depths >= 0
-        start, end = self.offsets[:-1].long().unsqueeze(1), self.offsets[1:].long().unsqueeze(1)
-        rows = start + index
-        inside = (start >= 0) & (rows < end) & (rows < self.max_total)
-        if self.max_total == 0:
-            return torch.zeros_like(rows), torch.zeros_like(inside)
-        rows = torch.where(inside, rows, 0)
-        live = inside & (self.depths[rows] >= 0)
-        return torch.where(live, rows, 0), live
+        return rows_of(self)
 
     def mask(self) -> torch.Tensor:
         """Return the inclusive ancestor mask as bool [max_batch, max_nodes, max_nodes]: row i marks i and its strict
         ancestors."""
-        rows, live = self.rows()
-        if self.max_total == 0:
-            return live.unsqueeze(2).expand(-1, -1, self.max_nodes)
-        words = self.ancestors.reshape(self.max_total, -1)[rows]
-        return unpack_bits(words, self.max_nodes) & live.unsqueeze(2)
+        return mask_of(self)
 
     def path(self, request: int, node: int) -> list[int]:
         """Return the nodes from the root to ``node``, itself included. Reads the device: for tests and debugging.
@@ -325,13 +302,7 @@ class TreeBatch:
         Raises:
             ValueError: ``node`` is not a live node of the request.
         """
-        if not 0 <= request < self.max_batch or not 0 <= node < self.max_nodes:
-            raise ValueError(f"request, node: ({request}, {node}) is outside ({self.max_batch}, {self.max_nodes})")
-        rows, live = self.rows()
-        if not bool(live[request, node]):
-            raise ValueError(f"node: {node} of request {request} is padding")
-        words = self.ancestors.reshape(self.max_total, -1)[rows[request, node]]
-        return [int(i) for i in unpack_bits(words, self.max_nodes).nonzero().flatten()]
+        return path_of(self, request, node)
 
     def __repr__(self) -> str:
         kind = "packed" if self.is_packed else "dense"

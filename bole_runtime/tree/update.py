@@ -6,7 +6,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import torch
 
-from bole_runtime.tree.build_torch import PADDING, STATUS_NODES, build, dense_parents, pack_bits
+from bole_runtime.tree.build_torch import PADDING, STATUS_NODES, as_int32, build, dense_parents, pack_bits
 from bole_runtime.tree.check import explain_fault
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ def store(tree: TreeBatch, made: Plan, offsets: torch.Tensor | None) -> None:
     tree.status.copy_(made.status)
     words = pack_bits(made.mask)
     if offsets is None:
-        tree.parents.copy_(made.parents)
+        tree.parents.copy_(as_int32(made.parents))
         tree.ancestors.copy_(words)
         tree.depths.copy_(made.depths)
         return
@@ -70,5 +70,5 @@ def store(tree: TreeBatch, made: Plan, offsets: torch.Tensor | None) -> None:
         (tree.ancestors, words, 0),
     ):
         buffer = target.new_full((tree.max_total + 1, *target.shape[1:]), empty)
-        buffer[rows] = value.flatten(0, 1).to(target.dtype)
+        buffer[rows] = as_int32(value.flatten(0, 1))
         target.copy_(buffer[:-1])

@@ -2,53 +2,23 @@
 
 from __future__ import annotations
 
-import random
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
-from bole_codegen.search import roofline
+from bole_codegen.search.duplicates import Duplicates
+from bole_codegen.search.environment import Environment
+from bole_codegen.search.first import first_candidates
+from bole_codegen.search.kept import Kept
 from bole_codegen.search.results import BAD_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.sampler import Sampler
-from bole_codegen.search.space import Identity, Render, SpaceView, identity, view_all
-from bole_codegen.search.store import Record, Store
+from bole_codegen.search.space import SpaceView, view_all
+from bole_codegen.search.store import Record
 from bole_codegen.search.targets import Target, anchors
-from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config, GpuLimits, Variant
+from bole_runtime.kernels.space import Config, Variant
 
-if TYPE_CHECKING:
-    from bole_codegen.tables.known_bad import KnownBad
-
-#: Configurations of a variant that the model ranks; more only costs time.
-RANKED = 400
 #: A candidate that is so many times slower than the best in the buckets where it was timed is not timed in the others.
 HOPELESS = 2.5
-
-
-@dataclass(frozen=True)
-class Environment:
-    """What every class of a run shares.
-
-    Attributes:
-        record: the GPU.
-        limits: of the GPU.
-        variants: op -> declared variants.
-        default: the analytic default.
-        render: problem and configuration to kernels.
-        store: finished evaluations.
-        seed: of samplers.
-        known_bad: kernels that failed here before, None to try them again.
-    """
-
-    record: GpuRecord
-    limits: GpuLimits
-    variants: Callable[[str], Iterable[Variant]]
-    default: Callable[[Problem, GpuLimits], Config]
-    render: Render
-    store: Store
-    seed: int
-    known_bad: KnownBad | None = None
 
 
 @dataclass
@@ -67,6 +37,7 @@ class ClassSearch:
         duplicates: candidates that rendered to kernels already tried.
         resumed: evaluations taken over from earlier runs.
         history: every evaluation in the order made, with the key of its bucket.
+        kept: evaluations of an interrupted search, which answer the same questions of this one.
     """
 
     env: Environment
@@ -81,18 +52,26 @@ class ClassSearch:
     duplicates: int = 0
     resumed: int = 0
     history: list[tuple[str, Config, Measurement]] = field(default_factory=list)
+    kept: Kept = field(init=False)
     _variants: dict[str, Variant] = field(default_factory=dict)
     _seen: set[Config] = field(default_factory=set)
-    _same: dict[Identity, Config] = field(default_factory=dict)
-    _alias: dict[Config, Config] = field(default_factory=dict)
-    _texts: dict[Config, tuple[str, ...]] = field(default_factory=dict)
+    _same: Duplicates = field(init=False)
     _samplers: dict[Target, Sampler] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self._same = Duplicates(self.problem, self.env.render)
 
     @classmethod
     def open(
-        cls, env: Environment, problem: Problem, members: Sequence[Target], trials: int, anchor_count: int
+        cls,
+        env: Environment,
+        problem: Problem,
+        members: Sequence[Target],
+        trials: int,
+        anchor_count: int,
+        before: Sequence[int] = (),
     ) -> ClassSearch:
-        """Begin with a class: its defaults, and what an earlier run finished.
+        """Begin with a class: its defaults, and what earlier runs finished.
 
         Args:
             env: of the run.
@@ -100,6 +79,8 @@ class ClassSearch:
             members: buckets, in order of work.
             trials: candidates to try.
             anchor_count: buckets to search.
+            before: evaluations of each bucket that are known from the beginning; later ones are those of an
+                interrupted search, which this one repeats.
 
         Raises:
             ValueError: no variant can serve the problem.
@@ -109,7 +90,8 @@ class ClassSearch:
         for target in search.members:
             search.times[target] = {}
             search.defaults[target] = env.default(target.problem, env.limits)
-        search._resume()
+        search.kept = Kept(env.store, members, before or [0] * len(members), search._same.texts)
+        search._adopt(search.kept.before)
         return search
 
     def prepare(self, warm: Mapping[Target, Sequence[Config]]) -> None:
@@ -121,7 +103,13 @@ class ClassSearch:
         self.views = view_all(self._variants.values(), self.problem, self.env.limits, self.env.seed)
         for i, target in enumerate(self.searched):
             self._samplers[target] = Sampler(self.views, self.env.seed + i, self.trials)
-        self._enqueue(warm)
+        env = self.env
+        first = first_candidates(
+            self.views, self.searched, self.defaults, warm,
+            record=env.record, limits=env.limits, trials=self.trials, seed=env.seed,
+        )  # fmt: skip
+        for target, sampler in self._samplers.items():
+            sampler.enqueue(first[target])
 
     @property
     def prepared(self) -> bool:
@@ -149,15 +137,15 @@ class ClassSearch:
             turn += 1
             self._seen.add(config)
             try:
-                known = self._known(config)
+                known = self._same.admit(config)
             except Exception as error:  # A template that cannot be rendered for it.
-                self.set_screened(config, Failed("error", f"does not render: {type(error).__name__}: {error}"))
+                failed = Failed("error", f"does not render: {type(error).__name__}: {error}")
+                self.set_screened(config, failed, keep=self.kept.screening(config) is None)
                 self.settle([config])
                 broken += 1
                 continue
             if known != config:
                 self.duplicates += 1
-                self._alias[config] = known
                 self.settle([known])
                 continue
             fresh.append(config)
@@ -165,24 +153,33 @@ class ClassSearch:
 
     def admit(self, config: Config) -> Config:
         """Take a configuration in that no sampler proposed; return the one that stands for its kernels."""
-        known = self._known(config)
         self._seen.add(config)
-        if known != config:
-            self._alias[config] = known
-        return known
+        return self._same.admit(config)
 
-    def set_screened(self, config: Config, result: Screening) -> None:
-        """Record a screening; a failure is kept."""
+    def set_screened(self, config: Config, result: Screening, stage: str = "check", keep: bool = True) -> None:
+        """Record a screening; a failure is kept.
+
+        Args:
+            config: the candidate.
+            result: what came of it.
+            stage: ``check``, or ``full`` for the check of a finalist.
+            keep: False for one that was kept before.
+        """
         self.screened[config] = result
         if isinstance(result, Failed):
             first = self.searched[0]
-            self.env.store.add(first, Record(config, self._texts.get(config, ()), result))
+            self.resumed += not keep
             self.history.append((first.problem.key(), config, result))
             self._mark_bad(config, result)
+            if keep:
+                self.env.store.add(first, Record(config, self._same.texts(config), result, stage=stage))
 
-    def set_time(self, target: Target, config: Config, result: Measurement, keep: bool = True) -> None:
-        """Record a quick timing in one bucket."""
+    def set_time(
+        self, target: Target, config: Config, result: Measurement, stage: str = "time", keep: bool = True
+    ) -> None:
+        """Record a quick timing in one bucket, or with ``finals`` as its stage a finalist that failed there."""
         self.times[target][config] = result
+        self.resumed += not keep
         if isinstance(result, Failed) and result.kind in BAD_KINDS:
             self.screened[config] = result
             self._mark_bad(config, result)
@@ -190,13 +187,11 @@ class ClassSearch:
         if keep:
             screening = self.screened.get(config)
             error = screening.error if isinstance(screening, Screened) else None
-            self.env.store.add(target, Record(config, self._texts[config], result, error))
+            self.env.store.add(target, Record(config, self._same.texts(config), result, error, stage))
 
     def settle(self, configs: Iterable[Config]) -> None:
         """Tell the samplers what came of candidates, in this order whatever order they finished in."""
-        standing: dict[Config, list[Config]] = {}
-        for other, known in self._alias.items():
-            standing.setdefault(known, []).append(other)
+        standing = self._same.others()
         for config in configs:
             screening = self.screened.get(config)
             for target, sampler in self._samplers.items():
@@ -216,7 +211,7 @@ class ClassSearch:
         """Return how the kernels of a candidate failed on such a GPU before, None when they did not."""
         if self.env.known_bad is None:
             return None
-        return self.env.known_bad.find(self.problem, config, self._texts.get(config, ()))
+        return self.env.known_bad.find(self.problem, config, self._same.texts(config))
 
     def times_elsewhere(self, target: Target, config: Config) -> list[tuple[Target, float]]:
         """Return the times of a candidate in the other searched buckets."""
@@ -268,7 +263,7 @@ class ClassSearch:
 
     def representative(self, config: Config) -> Config:
         """Return the configuration that stands for ``config``: itself, or the earlier one with the same kernels."""
-        return self._alias.get(config, config)
+        return self._same.standing(config)
 
     def error_of(self, config: Config) -> float | None:
         """Return the error of a configuration's check."""
@@ -290,48 +285,28 @@ class ClassSearch:
 
     def _mark_bad(self, config: Config, result: Failed) -> None:
         if self.env.known_bad is not None and result.kind in BAD_KINDS:
-            self.env.known_bad.add(self.problem, config, self._texts.get(config, ()), result)
+            self.env.known_bad.add(self.problem, config, self._same.texts(config), result)
 
-    def _known(self, config: Config) -> Config:
-        found = identity(self.problem, config, self.env.render)
-        self._texts[config] = tuple(text for text, _, _ in found)
-        return self._same.setdefault(found, config)
+    def adopt_rest(self) -> None:
+        """Take over what an interrupted search finished and this one had no time to ask for."""
+        self._adopt((t, r) for t, r in self.kept.rest() if r.config not in self.times[t])
 
-    def _resume(self) -> None:
-        """Take over what an earlier run finished, where the kernels are still the same."""
-        for target in self.members:
-            for record in self.env.store.load(target):
-                try:
-                    known = self._known(record.config)
-                except Exception:  # It no longer renders: the old result says nothing.
-                    continue
-                if known != record.config or record.texts != self._texts[record.config]:
-                    continue
-                self._seen.add(record.config)
-                self.resumed += 1
-                if isinstance(record.outcome, Timed):
-                    self.screened.setdefault(record.config, Screened(record.error))
-                    self.set_time(target, record.config, record.outcome, keep=False)
-                elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
-                    # One that was timed and then failed its full check stays failed.
-                    self.screened[record.config] = record.outcome
-                    self.history.append((target.problem.key(), record.config, record.outcome))
-
-    def _enqueue(self, warm: Mapping[Target, Sequence[Config]]) -> None:
-        """Queue the first candidates: defaults, what tables and earlier classes suggest, what the model likes."""
-        by_name = {v.variant.name: v.variant for v in self.views}
-        rng = random.Random(self.env.seed)
-        pool: list[Config] = []
-        for view in self.views:
-            configs = list(view.configs)
-            pool += configs if len(configs) <= RANKED else rng.sample(configs, RANKED)
-        others = [c for v in self.views for c in v.variant.first(v.problem, self.env.limits)]
-        liked = max(4, self.trials // (2 * len(self.searched)))
-        # The model tells buckets apart by work: those in between are ranked by a neighbour.
-        few = anchors(self.searched, 3)
-        model = {t: roofline.promising(t, pool, by_name.__getitem__, self.env.record, liked) for t in few}
-        for target, sampler in self._samplers.items():
-            # The default of every bucket is compared with in the end, so each must be screened.
-            first = [self.defaults[target], *self.defaults.values(), *others, *warm.get(target, ())]
-            near = min(few, key=lambda t: abs(t.problem.work.bit_length() - target.problem.work.bit_length()))
-            sampler.enqueue([*first, *model[near]])
+    def _adopt(self, records: Iterable[tuple[Target, Record]]) -> None:
+        """Take over finished evaluations, where the kernels are still the same."""
+        for target, record in records:
+            # Without text it did not render, which says nothing about today.
+            if not record.texts or record.texts != self._same.texts(record.config):
+                continue
+            if self._same.admit(record.config) != record.config:
+                continue
+            self._seen.add(record.config)
+            self.resumed += 1
+            if isinstance(record.outcome, Timed):
+                self.screened.setdefault(record.config, Screened(record.error))
+                self.times[target][record.config] = record.outcome
+            elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
+                # One that was timed and then failed its full check stays failed.
+                self.screened[record.config] = record.outcome
+            else:
+                continue
+            self.history.append((target.problem.key(), record.config, record.outcome))

@@ -5,7 +5,8 @@ Several classes are under way at a time, so that compiling processes and the dev
 searched buckets are timed in the others. Finalists pass a full check and are timed against the analytic default and
 the table's entry in one run. Winners of finished classes are tried first in later ones.
 
-What is proposed depends on results alone, never on which of them came first: two runs with equal results agree.
+What is proposed depends on results alone, never on which of them came first: two runs with equal results agree. A run
+that goes on with an interrupted one proposes the same again, and takes from the storage what had been finished.
 """
 
 from __future__ import annotations
@@ -18,21 +19,21 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from bole_codegen.search.claims import BEAT
-from bole_codegen.search.class_search import ClassSearch, Environment
+from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.deadline import Deadline
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult, Finisher, Incumbents, keep, reuse
+from bole_codegen.search.kept import Plan
 from bole_codegen.search.ledger import now
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Screened, Screening
+from bole_codegen.search.rounds import Rounds, side_by_side
 from bole_codegen.search.targets import Target, classes
+from bole_codegen.search.winners import Winners
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config
 from bole_runtime.tables.schema import Entry
 
-#: Winners of related classes that a bucket tries first.
-WARM = 4
 #: Classes under way at a time at most.
 ABREAST = 8
 OUT_OF_TIME = "the time budget ran out first; the same command goes on from there"
@@ -40,10 +41,19 @@ OUT_OF_TIME = "the time budget ran out first; the same command goes on from ther
 
 @dataclass
 class _Class:
-    """A class on its way."""
+    """A class on its way.
+
+    Attributes:
+        problem: representative.
+        members: its buckets.
+        earlier: classes whose winners it may begin with.
+        plan: what its search depends on.
+    """
 
     problem: Problem
     members: tuple[Target, ...]
+    earlier: frozenset[Problem] = frozenset()
+    plan: Plan | None = None
     search: ClassSearch | None = None
     results: list[BucketResult] = field(default_factory=list)
     begun: bool = False
@@ -82,7 +92,8 @@ class Driver:
         self._deadline = Deadline(evaluator.label, begun or 0.0, options.time_budget, options.write_up)
         self._begun = begun
         self._finisher = Finisher(env, evaluator, options.top, incumbents, progress)
-        self._winners: dict[Problem, list[tuple[int, Config]]] = {}
+        self._rounds = Rounds(evaluator, self._finisher, incumbents, progress, options.rounds)
+        self._winners = Winners()
         self._active = [0] * evaluator.devices
         self._todo: list[_Class] = []
         self._abreast = 1
@@ -120,10 +131,18 @@ class Driver:
             self._begun = self._deadline.begun = now()
         options = self._options
         todo = self._todo
-        for problem, members in classes(targets).items():
+        ordered = classes(targets)
+        # Enough classes at a time to keep every compiling process busy.
+        share = 4 * self._evaluator.workers * options.rounds / options.trials
+        self._abreast = max(1 + self._evaluator.devices, min(ABREAST, math.ceil(share)))
+        for i, (problem, members) in enumerate(ordered.items()):
             done = reuse(self._env, members, options.trials)
             if done is None:
-                todo.append(_Class(problem, members))
+                # Counted over all classes, those that an earlier run finished included: it knew no other winners.
+                earlier = frozenset(list(ordered)[: max(0, i - self._abreast + 1)])
+                todo.append(_Class(problem, members, earlier))
+                # For all classes before any begins: a table that is written on the way must not decide later.
+                self._plan(todo[-1])
             else:
                 self._take(problem, done)
         ahead = sum(len(c.members) for c in todo)
@@ -165,29 +184,24 @@ class Driver:
             self._env.store.claims.beat()
 
     async def _everything(self, todo: list[_Class]) -> None:
-        # Enough classes at a time to keep every compiling process busy.
-        share = 4 * self._evaluator.workers * self._options.rounds / self._options.trials
-        self._abreast = max(1 + self._evaluator.devices, min(ABREAST, math.ceil(share)))
-        ends = [asyncio.Event() for _ in todo]
+        ends = {one.problem: asyncio.Event() for one in todo}
         others: list[_Class] = []
 
-        async def in_turn(i: int, one: _Class) -> None:
+        async def in_turn(one: _Class) -> None:
             # Starts when those that far before it have ended: which winners it knows must not depend on chance.
-            first = max(0, i - self._abreast + 1)
-            for before in ends[:first]:
-                await before.wait()
-            try:
-                if self._env.store.claims.take(self._env.store.class_name(one.problem)):
-                    await self._class(one, {o.problem for o in todo[:first]})
-                else:
-                    others.append(one)
-            finally:
-                ends[i].set()
+            for before in one.earlier & ends.keys():
+                await ends[before].wait()
+            if self._env.store.claims.take(self._env.store.class_name(one.problem)):
+                await self._class(one)
+            else:
+                others.append(one)
+            # Not after an error, which ends the run: those that wait must not begin, and keep a plan, without it.
+            ends[one.problem].set()
 
-        await _all(in_turn(i, one) for i, one in enumerate(todo))
+        await side_by_side(in_turn(one) for one in todo)
         if others:
             self._progress.note(f"another run on this storage searches {len(others)} groups of buckets: waiting for it")
-        await _all(self._wait_for(one) for one in others)
+        await side_by_side(self._wait_for(one) for one in others)
 
     async def _wait_for(self, one: _Class) -> None:
         """Take the results of a class that another run searches, or search it when that run is gone."""
@@ -199,40 +213,57 @@ class Driver:
                 self._take(one.problem, done)
                 return
             if claims.take(name):
-                await self._class(one, set())
+                await self._class(one)
                 return
             await asyncio.sleep(1.0)
 
-    async def _class(self, one: _Class, earlier: set[Problem]) -> None:
+    def _plan(self, one: _Class) -> Plan:
+        """Return what the search of a class depends on: the plan of an interrupted search, or a new one."""
+        options = (self._options.trials, self._options.rounds, self._options.anchors, self._env.seed)
+        store = self._env.store
+        # Read whenever it is asked for: another run on this storage may have begun in the meantime.
+        one.plan = Plan.read(store, one.members, self._env.variants(one.problem.op), options)
+        if one.plan is None:
+            hints = {t: self._incumbents(t) for t in one.members}
+            held = {t: (h.held,) if h.held is not None else () for t, h in hints.items()}
+            one.plan = Plan.make(store, one.members, options, held, {t: h.near for t, h in hints.items()})
+        return one.plan
+
+    async def _class(self, one: _Class) -> None:
         """Search one class and finish its buckets."""
         one.begun = True
         options = self._options
+        plan = self._plan(one)
         try:
-            search = ClassSearch.open(self._env, one.problem, one.members, options.trials, options.anchors)
+            search = ClassSearch.open(self._env, one.problem, one.members, options.trials, options.anchors, plan.before)
         except ValueError as error:
             one.taken = True
             self._take(one.problem, [BucketResult(t, None, str(error)) for t in one.members])
             return
         one.search = search
         self.result.searches.append(search)
-        self.result.resumed += search.resumed
         device = min(range(len(self._active)), key=self._active.__getitem__)
         self._active[device] += 1
         try:
             begun = now()
-            ready = asyncio.ensure_future(self._prepare(search, one, earlier))
-            await self._only_defaults(search, device)
+            ready = asyncio.ensure_future(self._prepare(search, one))
+            await self._rounds.defaults(search, device)
             self._deadline.defaults.append(now() - begun)
-            whole = await self._for(self._search(search, ready, device), self._share())
+            whole = await self._for(self._rounds.search(search, ready, device), self._share())
+            if not whole:
+                search.adopt_rest()
+            else:
+                await self._rounds.new_entries(search, plan.held, device)
             begun = now()
             await self._finisher.finish(search, device, one.results.append)
             self._deadline.finished.append((now() - begun) / len(one.members) / self._active[device])
         finally:
             self._active[device] -= 1
         one.taken = True
-        self._take(one.problem, one.results)
         if whole:
-            keep(self._env, one.results, self._options.trials)
+            # Before the table has it: one that is killed in between must not meet its own entries as those of others.
+            keep(self._env, one.members, one.results, self._options.trials)
+        self._take(one.problem, one.results)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
         if self._aside:
@@ -260,95 +291,34 @@ class Driver:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _prepare(self, search: ClassSearch, one: _Class, earlier: set[Problem]) -> None:
+    async def _prepare(self, search: ClassSearch, one: _Class) -> None:
         """Find out what can be proposed, while the default compiles."""
-        warm = {t: self._warm(t, earlier) for t in one.members}
+        assert one.plan is not None
+        first = one.plan.warm
+        if first is None:
+            held, near = one.plan.held, one.plan.near
+            first = {t: self._winners.first(t, held[t], near[t], one.earlier) for t in one.members}
+            if not self._late:  # Else classes that the budget cut short are among them: the next run decides.
+                one.plan.begin(self._env.store, one.members, first)
         if self._aside:  # It takes a second, in which workers want answers.
-            await asyncio.to_thread(search.prepare, warm)
+            await asyncio.to_thread(search.prepare, first)
         else:
-            search.prepare(warm)
-
-    async def _search(self, search: ClassSearch, ready: asyncio.Future[None], device: int) -> None:
-        """Propose, screen and time in rounds."""
-        await ready
-        search.settle(sorted(search.screened, key=str))
-        rounds = self._options.rounds
-        for step in range(rounds):
-            share = math.ceil(search.trials * (step + 1) / rounds) - search.tried
-            fresh = search.propose(max(0, share))
-            bests = search.bests()
-            self._progress.phase(f"{search.problem.op} n{search.problem.nodes}: round {step + 1} of {rounds}")
-            await _all(self._candidate(search, c, bests, device) for c in fresh)
-            # Also those that an earlier run screened and was killed before it timed them.
-            known = [c for c in search.screened if isinstance(search.screened[c], Screened)]
-            await _all(self._times(search, c, bests, device) for c in known)
-            search.settle([*fresh, *known])
-
-    async def _only_defaults(self, search: ClassSearch, device: int) -> None:
-        """Screen and time what every bucket is compared with."""
-        defaults = list(dict.fromkeys(search.admit(c) for c in search.defaults.values()))
-        await _all(self._candidate(search, c, {}, device) for c in defaults)
-
-    async def _candidate(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
-        """Screen a candidate and time it where it passed."""
-        if config not in search.screened:
-            result: Screening | None = search.known_bad(config)
-            if result is None:
-                kept = config in map(search.representative, search.defaults.values())
-                result = await self._evaluator.screen(search.problem, config, kept)
-            search.set_screened(config, result)
-            self._progress.screened(config, result)
-        if not isinstance(search.screened[config], Failed):
-            await self._times(search, config, bests, device)
-
-    async def _times(self, search: ClassSearch, config: Config, bests: dict[Target, float], device: int) -> None:
-        for target in search.searched:
-            fresh = config not in search.times[target] and search.fits(target, config)
-            if fresh and not search.hopeless(target, config, bests):
-                await self._finisher.time(search, target, config, device)
-                if isinstance(search.screened.get(config), Failed):
-                    return
+            search.prepare(first)
 
     def _take(self, problem: Problem, results: Sequence[BucketResult]) -> None:
         """Add finished buckets to the result and to the table."""
         self.result.buckets += results
         entries = [r.entry for r in results if r.entry is not None]
         for entry in entries:
-            config = Config(entry.variant, tuple(entry.params.items()))
-            self._winners.setdefault(problem, []).append((entry.work, config))
+            # In the declared order: entries from a storage name their parameters in another one.
+            config = next(v for v in self._env.variants(entry.op) if v.name == entry.variant).config(entry.params)
+            self._winners.add(problem, entry.work, config)
         if entries:
             self._save(entries)
 
     def _count(self, search: ClassSearch) -> None:
         self.result.tried += search.tried
+        self.result.resumed += search.resumed
         self.result.duplicates += search.duplicates
         for kind, count in search.failures().items():
             self.result.failures[kind] = self.result.failures.get(kind, 0) + count
-
-    def _warm(self, target: Target, earlier: set[Problem]) -> list[Config]:
-        """Return what to try first: the table's entry, winners of the most similar classes, entries of near buckets."""
-        hints = self._incumbents(target)
-        problem = target.problem
-        fields = ("dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending")
-
-        def distance(other: Problem) -> int:
-            return sum(getattr(problem, f) != getattr(other, f) for f in fields)
-
-        winners = {p: w for p, w in self._winners.items() if p.op == problem.op and p in earlier}
-        found: list[Config] = []
-        for other in sorted(winners, key=lambda p: (distance(p), p))[:3]:
-            by_work = sorted(winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
-            found += [config for _, config in by_work[:2]]
-        held = [] if hints.held is None else [hints.held]
-        return list(dict.fromkeys([*held, *found, *hints.near]))[: WARM + 1]
-
-
-async def _all(work: Any) -> None:
-    """Run coroutines side by side; when one fails, give the others up and raise its error."""
-    tasks = [asyncio.ensure_future(w) for w in work]
-    try:
-        await asyncio.gather(*tasks)
-    finally:
-        for task in tasks:
-            task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)

@@ -10,7 +10,8 @@ from typing import Any
 import msgspec
 
 from bole_codegen.search.choose import choose, make_entry
-from bole_codegen.search.class_search import ClassSearch, Environment
+from bole_codegen.search.class_search import ClassSearch
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.results import Failed, Measurement, Screened, Screening
@@ -80,6 +81,10 @@ class Finisher:
 
     async def time(self, search: ClassSearch, target: Target, config: Config, device: int) -> Measurement:
         """Time a candidate of a bucket, cheaply."""
+        known = search.kept.time(target, config)
+        if known is not None:
+            search.set_time(target, config, known, keep=False)
+            return known
         result = await self._evaluator.quick(target, config, device)
         search.set_time(target, config, result)
         self._progress.timed(target, config, result)
@@ -127,10 +132,11 @@ class Finisher:
         """Check a finalist in full, once a class; return whether it passed."""
         key = (search.problem, config)
         if key not in self._confirmed:
-            self._confirmed[key] = asyncio.ensure_future(self._evaluator.confirm(*key))
+            known = search.kept.confirmed(search.searched[0], config)
+            self._confirmed[key] = asyncio.ensure_future(_at_once(known) if known else self._evaluator.confirm(*key))
             result = await asyncio.shield(self._confirmed[key])
             if isinstance(result, Failed):
-                search.set_screened(config, result)
+                search.set_screened(config, result, "full", keep=known is None)
             else:
                 before = search.screened.get(config)
                 resources = before.resources if isinstance(before, Screened) else ()
@@ -153,8 +159,8 @@ class Finisher:
 
     async def _bucket(self, search: ClassSearch, target: Target, device: int) -> BucketResult:
         default = search.representative(search.defaults[target])
-        known = self._incumbents(target).held
-        held = None if known is None else search.representative(known)
+        entry_held = self._incumbents(target).held
+        held = None if entry_held is None else search.representative(entry_held)
         try:
             floor = await self._evaluator.floor_us(target, device)
         except RuntimeError as error:
@@ -165,10 +171,13 @@ class Finisher:
             finalists = await self._finalists(search, target, set(times))
             if not finalists:
                 break
-            times.update(await self._evaluator.finals(target, [*finalists, *good], device))
+            known = {c: failed for c in finalists if (failed := search.kept.final(target, c)) is not None}
+            compared = [c for c in (*finalists, *good) if c not in known]
+            fresh = await self._evaluator.finals(target, compared, device) if compared else {}
+            times.update({c: known.get(c) or fresh[c] for c in (*finalists, *good)})
             for config in finalists:
                 if isinstance(times[config], Failed):
-                    search.set_time(target, config, times[config])
+                    search.set_time(target, config, times[config], "finals", keep=config not in known)
             good = [c for c, t in times.items() if not isinstance(t, Failed)]
             if any(c != default for c in good):
                 break
@@ -199,11 +208,13 @@ class Finisher:
         return self._env.render(search.problem, config)
 
 
-def keep(env: Environment, results: Sequence[BucketResult], trials: int) -> None:
-    """Remember finished buckets, so that the same run need not do them again."""
+def keep(env: Environment, members: Sequence[Target], results: Sequence[BucketResult], trials: int) -> None:
+    """Remember the finished buckets of a class, so that the same run need not do them again."""
     for result in results:
         if result.entry is not None and not result.reused:
             env.store.set_final(result.target, {"trials": trials, "entry": msgspec.to_builtins(result.entry)})
+    # Searched again, say for other kernels or with more trials, it starts from all that is known then.
+    env.store.set_plan(members[0], None)
 
 
 def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[BucketResult] | None:
@@ -231,6 +242,10 @@ def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[Buck
             return None
         found.append(BucketResult(target, entry, reused=True))
     return found
+
+
+async def _at_once(result: Screening) -> Screening:
+    return result
 
 
 def _beside(target: Target, searched: Sequence[Target]) -> list[Target]:

@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from bole_codegen.search.class_search import Environment
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult
 from bole_codegen.search.results import Failed, Measurement, Screened, Timed

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from bole_codegen.render import render
-from bole_codegen.search.class_search import Environment
 from bole_codegen.search.driver import Driver
+from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import check_storage, open_storage

@@ -28,6 +28,9 @@ from bole_runtime.kernels.space import Config, Variant
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
+#: What an evaluation can come from: compiling and the first check, a quick time, the full check, finalists compared.
+STAGES = ("check", "time", "full", "finals")
+
 
 @dataclass(frozen=True)
 class Record:
@@ -38,12 +41,14 @@ class Record:
         texts: text hash of each kernel; an evaluation of other text says nothing about today's.
         outcome: the time, or why the candidate does not count.
         error: relative error of the check, None when it did not run.
+        stage: what it comes from, of :data:`STAGES`.
     """
 
     config: Config
     texts: tuple[str, ...]
     outcome: Timed | Failed
     error: float | None = None
+    stage: str = "time"
 
 
 class Store:
@@ -76,7 +81,6 @@ class Store:
         fast = isinstance(storage, JournalStorage)
         self._writer = None if fast else ThreadPoolExecutor(1, "bole-store")
         self._pending: deque[Future[object]] = deque()
-        self.resumed = 0
 
     def name(self, target: Target) -> str:
         """Return the study name of a bucket."""
@@ -86,15 +90,18 @@ class Store:
         """Return the name that a class is claimed by."""
         return f"{self._gpu}/{problem.key()}@{self._space}"
 
-    def load(self, target: Target) -> list[Record]:
-        """Return the finished evaluations of a bucket, oldest first; damaged ones are left out."""
+    def load(self, target: Target) -> list[tuple[int, Record]]:
+        """Return the finished evaluations of a bucket, oldest first, with their places; damaged ones are left out."""
         found = []
         for trial in self._study(target).get_trials(deepcopy=False):
             record = self._record(target, trial.user_attrs)
             if record is not None:
-                found.append(record)
-        self.resumed += len(found)
+                found.append((trial.number, record))
         return found
+
+    def count(self, target: Target) -> int:
+        """Return how many evaluations of a bucket are kept, damaged ones included."""
+        return len(self._study(target).get_trials(deepcopy=False))
 
     def add(self, target: Target, record: Record) -> None:
         """Keep one finished evaluation."""
@@ -105,6 +112,7 @@ class Store:
             "params": record.config.as_dict(),
             "texts": list(record.texts),
             "error": record.error,
+            "stage": record.stage,
         }
         if isinstance(record.outcome, Timed):
             state, value = TrialState.COMPLETE, record.outcome.median_us
@@ -124,17 +132,19 @@ class Store:
 
     def final(self, target: Target) -> dict[str, Any] | None:
         """Return what :meth:`set_final` kept for a bucket, None when it was not finished."""
-        text = self._study(target).user_attrs.get("final")
-        try:
-            data = json.loads(text) if isinstance(text, str) else None
-        except ValueError:
-            return None
-        return data if isinstance(data, dict) else None
+        return self._read(target, "final")
 
     def set_final(self, target: Target, data: Mapping[str, Any]) -> None:
         """Keep the finished result of a bucket."""
-        text = json.dumps(data, sort_keys=True)
-        self._write(lambda: self._study(target).set_user_attr("final", text))
+        self._keep(target, "final", data)
+
+    def plan(self, target: Target) -> dict[str, Any] | None:
+        """Return what :meth:`set_plan` kept, None when the class of this bucket is not being searched."""
+        return self._read(target, "plan")
+
+    def set_plan(self, target: Target, data: Mapping[str, Any] | None) -> None:
+        """Keep how the class is searched whose first bucket this is; None when it is done."""
+        self._keep(target, "plan", data)
 
     def flush(self) -> None:
         """Wait until everything is written.
@@ -153,6 +163,18 @@ class Store:
         self._pending.append(self._writer.submit(call))
         while self._pending and self._pending[0].done():
             self._pending.popleft().result()
+
+    def _read(self, target: Target, name: str) -> dict[str, Any] | None:
+        text = self._study(target).user_attrs.get(name)
+        try:
+            data = json.loads(text) if isinstance(text, str) else None
+        except ValueError:
+            return None
+        return data if isinstance(data, dict) else None
+
+    def _keep(self, target: Target, name: str, data: Mapping[str, Any] | None) -> None:
+        text = json.dumps(data, sort_keys=True)
+        self._write(lambda: self._study(target).set_user_attr(name, text))
 
     def _study(self, target: Target) -> optuna.Study:
         name = self.name(target)
@@ -176,6 +198,10 @@ class Store:
             error = attrs.get("error")
             if not _strings(texts) or not (error is None or isinstance(error, float | int)):
                 return None
+            # Journals of before know no stages.
+            stage = attrs.get("stage", "time" if attrs.get("kind") is None else "check")
+            if stage not in STAGES:
+                return None
             outcome: Timed | Failed
             if attrs.get("kind") is not None:
                 if attrs["kind"] not in KINDS:
@@ -187,7 +213,7 @@ class Store:
                     return None
         except (KeyError, TypeError, ValueError, AttributeError):
             return None
-        return Record(config, tuple(texts), outcome, error)
+        return Record(config, tuple(texts), outcome, error, stage)
 
 
 def _strings(value: object) -> bool:

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 from bole_testing.devices import by_device
 
-from bole_runtime import TreeBatch, backends, commit, set_backend, verify
+from bole_runtime import TreeBatch, backend_choice, backends, commit, set_backend, verify
 
 CPU, CUDA = torch.device("cpu"), torch.device("cuda", 0)
 
@@ -54,6 +57,22 @@ def test_gpu_tests_have_kernels_on_the_gpu_and_compare_on_the_cpu(monkeypatch: p
         assert backends.backend_name(CUDA) == "triton"
         assert backends.backend_name(CPU) == "torch"
     assert backends.backend_name(CUDA) == "reference"
+
+
+def test_every_backend_is_known_by_name() -> None:
+    from bole_runtime.conv import api
+
+    assert tuple(backends.BACKENDS) == tuple(api.BACKENDS) == backend_choice.NAMES
+
+
+def test_trees_and_sampling_import_no_backend() -> None:
+    # Backends read trees: a tree that needed them to be imported would be a circle.
+    code = (
+        "import sys, bole_runtime.tree, bole_runtime.sampling\n"
+        "print([m for m in sys.modules if m.startswith('bole_runtime.backends')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"
 
 
 def test_torch_and_reference_agree() -> None:

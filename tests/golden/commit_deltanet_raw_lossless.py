@@ -190,6 +190,19 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def solve_triangle(p, a, SIZE: tl.constexpr):
+    """p ((I + a)^-1)^T for a strictly lower triangular a, fp32.
+
+    What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left of p
+    makes it what substitution is off by.
+    """
+    inverse = tl.trans(unit_lower_inverse(a, SIZE))
+    x = solve_product(p, inverse)
+    left = (p - x) - solve_product(x, tl.trans(a))
+    return x + solve_product(left, inverse)
+
+
+@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -228,7 +241,7 @@ def state_update(u, k, s):
 "b_ptr", "slots_ptr", "accepted_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def deltanet_commit_k128v128g1_bf16_raw_lossless_n16_775794ac(
+def deltanet_commit_k128v128g1_bf16_raw_lossless_n16_b0013962(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -326,6 +339,6 @@ def deltanet_commit_k128v128g1_bf16_raw_lossless_n16_775794ac(
         erase = tl.where(mask & (lane[:, None] != lane[None, :]), erase * beta[:, None], 0.0)
         ks = state_keys(s, k)
         x = tl.trans(v).to(tl.float32) - k_norm[None, :] * ks
-        u = solve_product(x * beta[None, :], tl.trans(unit_lower_inverse(erase, C)))
+        u = solve_triangle(x * beta[None, :], erase, C)
         s = state_update(u * tl.where(live, k_norm, 0.0)[None, :], k, s)
     store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)

@@ -169,6 +169,19 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def solve_triangle(p, a, SIZE: tl.constexpr):
+    """p ((I + a)^-1)^T for a strictly lower triangular a, fp32.
+
+    What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left of p
+    makes it what substitution is off by.
+    """
+    inverse = tl.trans(unit_lower_inverse(a, SIZE))
+    x = solve_product(p, inverse)
+    left = (p - x) - solve_product(x, tl.trans(a))
+    return x + solve_product(left, inverse)
+
+
+@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -206,7 +219,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_613ec6d0(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_7a2bcd65(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -386,7 +399,7 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_613ec6d0(
         reach = tl.exp(whole + part)
         ks = state_keys(s, k)
         x = tl.trans(v).to(tl.float32) - (reach * k_norm)[None, :] * ks
-        u = solve_product(x * beta[None, :], tl.trans(unit_lower_inverse(erase, C)))
+        u = solve_triangle(x * beta[None, :], erase, C)
         last_whole = tl.sum(step_whole, axis=0)
         last_part = tl.sum(step_part, axis=0)
         tail = tl.exp((last_whole - whole) + (last_part - part)) * k_norm

@@ -2,8 +2,8 @@
 # template: commit_steps.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state fp32 gates ready lossless nodes 16 pending 16
-# config: steps(bv=64, warps=4) layer table
-# launch: num_warps=4 num_stages=1
+# config: steps(bv=16, warps=1) layer table
+# launch: num_warps=1 num_stages=1
 """Gated DeltaNet: commit steps, lossless."""
 
 import triton
@@ -16,7 +16,7 @@ DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(64)  # value columns of a program
+BV = tl.constexpr(16)  # value columns of a program
 COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
 FLUSH = tl.constexpr(2)  # action: fold the chain alone
 APPEND = tl.constexpr(3)  # action: copy the path behind the chain
@@ -39,7 +39,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -89,7 +89,7 @@ def precise_exp(x):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_c3d4e611(
+def gdn_commit_steps_layers_k128v128g2_bf16_sfp32_ready_lossless_n16p16_d7bad1d6(
     layers_ptr,
     slots_ptr,
     accepted_ptr,

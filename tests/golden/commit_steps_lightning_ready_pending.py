@@ -2,8 +2,8 @@
 # template: commit_steps.py.jinja
 # template hash: (of all templates)
 # spec: commit lightning dk128 dv128 group1 bf16 state any gates ready lossless nodes 16 pending 16 no l2norm
-# config: steps(bv=64, warps=4) one layer
-# launch: num_warps=4 num_stages=1
+# config: steps(bv=16, warps=1) one layer
+# launch: num_warps=1 num_stages=1
 """Lightning attention: commit steps, lossless."""
 
 import triton
@@ -15,7 +15,7 @@ DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(64)  # value columns of a program
+BV = tl.constexpr(16)  # value columns of a program
 COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
 FLUSH = tl.constexpr(2)  # action: fold the chain alone
 APPEND = tl.constexpr(3)  # action: copy the path behind the chain
@@ -38,7 +38,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -88,7 +88,7 @@ def precise_exp(x):
 "words_ptr", "offsets_ptr",
     ],
 )
-def lightning_commit_steps_k128v128g1_bf16_ready_lossless_n16p16_4f176bad(
+def lightning_commit_steps_k128v128g1_bf16_ready_lossless_n16p16_2184b6ee(
     state_ptr,
     k_ptr,
     v_ptr,

@@ -2,8 +2,8 @@
 # template: commit_steps.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state any gates raw lossless nodes 16 pending 0
-# config: steps(bv=64, warps=4) one layer
-# launch: num_warps=4 num_stages=1
+# config: steps(bv=32, warps=1) one layer
+# launch: num_warps=1 num_stages=1
 """Gated DeltaNet: commit steps, lossless."""
 
 import triton
@@ -15,7 +15,7 @@ DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(64)  # value columns of a program
+BV = tl.constexpr(32)  # value columns of a program
 
 
 @triton.jit
@@ -35,7 +35,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -115,7 +115,7 @@ def split_gate(g):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_d4fd05cd(
+def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_3c498629(
     state_ptr,
     k_ptr,
     v_ptr,

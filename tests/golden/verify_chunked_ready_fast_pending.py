@@ -181,6 +181,13 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def solve_triangle(a, p, SIZE: tl.constexpr):
+    """(I + a)^-1 p for a strictly lower triangular a, fp32.
+    """
+    return solve_product(unit_lower_inverse(a, SIZE), p)
+
+
+@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -213,7 +220,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_e24b527f(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_4d470e85(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -457,7 +464,7 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_e24b527f(
         erase = gram(k_i, k_i) * k_norm_i[:, None] * k_norm_i[None, :]
         erase = erase * decay * beta_i[:, None]
         erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
-        u = solve_product(unit_lower_inverse(erase, C), x)
+        u = solve_triangle(erase, x, C)
         o = mix_product(gram(q_i, k_i) * decay * k_norm_i[None, :] * (q_norm_i * scale)[:, None], u, o)
         store_rows(out_rows, stride_on, node_i, is_node_i, tile * BV, o, DV, BV)
         tl.store(u_base + rows_i[:, None] * BV + tl.arange(0, BV)[None, :], u)

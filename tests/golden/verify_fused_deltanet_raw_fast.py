@@ -151,12 +151,6 @@ def half(x):
 
 
 @triton.jit
-def rest(x, high):
-    """What fp16 left of an operand, in fp16."""
-    return (x - high.to(tl.float32)).to(tl.float16)
-
-
-@triton.jit
 def solve_product(x, y):
     """x y at the precision of the solve, fp32."""
     return tl.dot(half(x), half(y))
@@ -171,17 +165,14 @@ def solve(p, a, steps):
     """
     a = -a
     a_high = half(a)
-    a_low = rest(a, a_high)
     x = p
     # Partial sums over up to 11 ancestors are below 2^16: others are cut to what fp16 holds.
     small = tl.where(steps <= 11, steps, 0)
     for _ in range(0, small):
-        high = half(x)
-        x = tl.dot(high, a_high, tl.dot(high, a_low, p))
+        x = tl.dot(half(x), a_high, p)
     for _ in range(small, steps):
         cut = tl.minimum(tl.maximum(x, -60000.0), 60000.0)
-        high = half(cut)
-        x = tl.dot(high, a_high, tl.dot(high, a_low, p))
+        x = tl.dot(half(cut), a_high, p)
     # What descendants were solved with, not what it was rounded from: exact for a p that is off by one rounding. The other
     # is off by all of them where signs alternate, as those of a repeated key with beta 2 do.
     high = half(x)
@@ -275,7 +266,7 @@ def halves(x):
 "b_ptr", "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr", "cbeta_ptr",
     ],
 )
-def deltanet_verify_fused_k128v128g1_bf16_sfp32_raw_fast_n16_6a807807(
+def deltanet_verify_fused_k128v128g1_bf16_sfp32_raw_fast_n16_776007db(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -194,6 +194,13 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def solve_triangle(p, a, SIZE: tl.constexpr):
+    """p (I + a)^-1 for a strictly lower triangular a, fp32.
+    """
+    return solve_product(p, unit_lower_inverse(a, SIZE))
+
+
+@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -225,7 +232,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_75c46000(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_1c2ca1dd(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -385,7 +392,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16_75c46000(
     total = path_sums(products, mask, g)
     decay = path_decay(total)
     reach = tl.exp2(total)
-    mix = solve_product(products, unit_lower_inverse(erase * beta[:, None], ROWS))
+    mix = solve_triangle(products, erase * beta[:, None], ROWS)
     mix = mix * decay * (scale * beta)[None, :]
     k_weight = reach * k_norm
     q_weight = reach * scale * q_norm

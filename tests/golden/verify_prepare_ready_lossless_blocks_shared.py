@@ -183,6 +183,19 @@ def unit_lower_inverse(a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def solve_triangle(p, a, SIZE: tl.constexpr):
+    """p (I + a)^-1 for a strictly lower triangular a, fp32.
+
+    What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left of p
+    makes it what substitution is off by.
+    """
+    inverse = unit_lower_inverse(a, SIZE)
+    x = solve_product(p, inverse)
+    left = (p - x) - solve_product(x, a)
+    return x + solve_product(left, inverse)
+
+
+@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -202,7 +215,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_ready_lossless_n64_24f89c8b(
+def gdn_verify_prepare_k128v128g2_bf16_ready_lossless_n64_4dafb975(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -459,13 +472,11 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_lossless_n64_24f89c8b(
         products = tl.where(lane[:, None] == lane[None, :], 0.0, products)
         beta_j = tl.load(scratch + 2 * ROWS + rows_j)
         decay = pair_decay(mask, whole0_j, part0_j, whole0_j, part0_j)
-        solved = unit_lower_inverse(products * decay * beta_j[:, None], C)
-        mix = solve_product(acc0, solved) * beta_j[None, :]
+        mix = solve_triangle(acc0, products * decay * beta_j[:, None], C) * beta_j[None, :]
         tl.store(mix_rows0 + rows_j[None, :], mix)
         beta_j = tl.load(scratch + 5 * ROWS + rows_j)
         decay = pair_decay(mask, whole1_j, part1_j, whole1_j, part1_j)
-        solved = unit_lower_inverse(products * decay * beta_j[:, None], C)
-        mix = solve_product(acc1, solved) * beta_j[None, :]
+        mix = solve_triangle(acc1, products * decay * beta_j[:, None], C) * beta_j[None, :]
         tl.store(mix_rows1 + rows_j[None, :], mix)
         # The next columns read this block back.
         tl.debug_barrier()

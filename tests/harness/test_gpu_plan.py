@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def test_the_plan_covers_every_case_type_and_profile() -> None:
     pytest.importorskip("triton")
     from bole_testing.cases import ALL
-    from bole_testing.gpu_plan import SERVER, VARIANTS, cases
+    from bole_testing.gpu_plan import FAMILIES, SERVER, VARIANTS, cases
 
     from bole_runtime.kernels.variants import all_variants
 
@@ -23,8 +23,9 @@ def test_the_plan_covers_every_case_type_and_profile() -> None:
     assert {case.name for case, s in plan if s == SERVER} >= {c.name for c in ALL if c.applies(SERVER.in_dtype)}
     assert len({s.in_dtype for _, s in plan}) == len({s.state_dtype for _, s in plan}) == 3
     assert {s.precision for _, s in plan} == {"lossless", "fast"}
-    assert {e.setting.pin.variant for e in VARIANTS} == {v.name for v in all_variants("verify")}
-    commits = {dict(e.setting.pin.commit).get("variant", "path") for e in VARIANTS if e.setting.pin.commit}
+    pins = [e.setting.pin for e in (*VARIANTS, *(f.entry for f in FAMILIES))]
+    assert {p.variant for p in pins} == {v.name for v in all_variants("verify")}
+    commits = {dict(p.commit).get("variant", "path") for p in pins if p.commit}
     assert commits == {v.name for v in all_variants("commit")}
 
 

@@ -166,8 +166,8 @@ def make(
     **options: Any,
 ) -> tuple[Any, list[Any]]:
     """Return a driver with fakes, and the list that its entries are saved to."""
-    from bole_codegen.search.class_search import Environment
     from bole_codegen.search.driver import Driver
+    from bole_codegen.search.environment import Environment
     from bole_codegen.search.evaluators import MeasuredEvaluator
     from bole_codegen.search.finish import Hints
     from bole_codegen.search.journal import open_storage

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import Any
 
 from bole_codegen.render import render
-from bole_codegen.search.class_search import Environment
 from bole_codegen.search.driver import Driver
-from bole_codegen.search.finish import Hints
+from bole_codegen.search.environment import Environment
+from bole_codegen.search.finish import Hints, Incumbents
 from bole_codegen.search.journal import open_storage
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
@@ -57,6 +57,7 @@ class Simulation:
         devices: timing devices.
         factor: seconds of a real loop to a simulated second; None jumps.
         faulty_defaults: whether the surface's faults hit the analytic defaults too.
+        incumbents: what tables hold.
         options: of the driver.
     """
 
@@ -70,6 +71,7 @@ class Simulation:
         devices: int = 1,
         factor: float | None = None,
         faulty_defaults: bool = False,
+        incumbents: Incumbents = lambda target: Hints(),
         **options: Any,
     ) -> None:
         declared = {(op, v.name): v for op in OPS for v in variants(op)}
@@ -98,9 +100,7 @@ class Simulation:
             factor=1.0 if factor is None else factor,
         )
         self.saved: list[Any] = []
-        self.driver = Driver(
-            self.env, self.evaluator, Options(**options), lambda t: Hints(), self.saved.extend, Progress()
-        )
+        self.driver = Driver(self.env, self.evaluator, Options(**options), incumbents, self.saved.extend, Progress())
 
     def run(self, chosen: Sequence[Target]) -> RunResult:
         """Search; return the result."""
@@ -111,6 +111,12 @@ class Simulation:
         try:
             return self.driver.run(chosen, loop)
         finally:
+            # What still compiles for a run that was ended.
+            left = asyncio.all_tasks(loop)
+            for task in left:
+                task.cancel()
+            if left:
+                loop.run_until_complete(asyncio.wait(left))
             loop.close()
 
     def table(self) -> dict[str, tuple[str, tuple[tuple[str, Any], ...]]]:

@@ -15,7 +15,7 @@ from bole_testing.families import family_inputs, run_family_draw
 from bole_testing.pins import Pin, pin, pinned_setup
 
 import bole_runtime
-from bole_runtime import backends
+from bole_runtime import backend_choice, backends
 from bole_runtime.families import FAMILIES, KERNEL_FAMILIES
 from bole_runtime.kernels import Problem
 from bole_runtime.kernels.variants import get_variant, served
@@ -179,7 +179,7 @@ def test_larger_trees_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> Non
     triton = backends.get_backend(setup.device, FAMILIES["kda"])
     assert triton.name == "triton"
     monkeypatch.setattr("bole_runtime.api.get_backend", lambda *_: triton)
-    monkeypatch.setattr(backends, "_forced", None)
+    monkeypatch.setattr(backend_choice, "_forced", None)
     monkeypatch.setattr(backends, "_warned", set())
     with pytest.warns(UserWarning, match="for 128 nodes and 0 pending tokens: it runs on the torch backend"):
         factors = check_verify(setup, inputs)

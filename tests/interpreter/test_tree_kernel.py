@@ -103,3 +103,21 @@ def test_tree_batch_uses_the_kernel_when_triton_is_chosen() -> None:
             tree.update_(torch.tensor([[-1, 0, 4, 1, 2]]))
     finally:
         set_backend(None)
+
+
+@pytest.mark.parametrize("far", [2**32, 2**32 + 1, -(2**32), 2**63 - 1])
+def test_int64_offsets_beyond_int32_do_not_wrap(far: int) -> None:
+    from bole_runtime import set_backend
+
+    given = torch.tensor([-1, 0, far, 1]), torch.tensor([0, 2, far])
+    trees = []
+    for backend in ("triton", "torch"):
+        set_backend(backend)
+        try:
+            trees.append(TreeBatch.from_packed(*given, 4, validate=False))
+        finally:
+            set_backend(None)
+    made, plain = trees
+    for name in ("parents", "ancestors", "depths", "status", "offsets"):
+        assert torch.equal(getattr(made, name), getattr(plain, name)), name
+    assert int(made.status) & 4

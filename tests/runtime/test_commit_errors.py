@@ -136,6 +136,66 @@ def test_layers_share_a_tree_and_no_pool() -> None:
         call(pool=[pool(6, HV, DV, DK), pool()], factors=[FACTORS] * 2, slots=torch.tensor([5, 1]))
 
 
+BROKEN: dict[str, Any] = {
+    "type": lambda part: [part],
+    "k no tensor": lambda part: part.replace(k=[0.0]),
+    "k dtype": lambda part: part.replace(k=part.k.long()),
+    "k and v differ": lambda part: part.replace(v=part.v.double()),
+    "k rows": lambda part: part.replace(k=part.k[:, :-1]),
+    "k heads": lambda part: part.replace(k=torch.zeros(B, N, 3, DK)),
+    "k dims": lambda part: part.replace(k=torch.zeros(B, N, HK, DK + 1)),
+    "k stride": lambda part: part.replace(k=torch.zeros(B, N, DK, HK).mT),
+    "v heads": lambda part: part.replace(v=torch.zeros(B, N, HV + 2, DV)),
+    "v stride": lambda part: part.replace(v=torch.zeros(B, N, DV, HV).mT),
+    "meta": lambda part: part.replace(v=part.v.to("meta")),
+    "mode": lambda part: part.replace(gate_mode="eager"),
+    "gates": lambda part: part.replace(gates=[]),
+    "gate missing": lambda part: part.replace(gates={"g": part.gates["g"]}),
+    "gate renamed": lambda part: part.replace(gates={"g": part.gates["g"], "b": part.gates["beta"]}),
+    "gate no tensor": lambda part: part.replace(gates={**part.gates, "beta": 1.0}),
+    "gate dtype": lambda part: part.replace(gates={**part.gates, "beta": part.gates["beta"].int()}),
+    "gate shape": lambda part: part.replace(gates={**part.gates, "g": torch.zeros(B, N, HK)}),
+    "gate meta": lambda part: part.replace(gates={**part.gates, "g": part.gates["g"].to("meta")}),
+    "other mode": lambda part: part.replace(gate_mode="raw"),
+    "chain": lambda part: part.replace(pending=ring(65)),
+    "chain type": lambda part: part.replace(pending=3),
+}
+
+
+@pytest.mark.parametrize("what", BROKEN)
+def test_layers_after_the_first_are_checked_like_the_first(what: str) -> None:
+    errors = []
+    for n in range(3):
+        parts = [FACTORS.replace() for _ in range(3)]
+        parts[n] = BROKEN[what](parts[n])
+        with pytest.raises((TypeError, ValueError)) as caught:
+            call(pool=[pool(), pool(), pool()], factors=parts)
+        errors.append((caught.type, str(caught.value).replace(f"[{n}]", "[n]", 1)))
+    if what != "type":  # That of the first is found before any layer is looked at.
+        assert errors[0] == errors[1] == errors[2]
+
+
+@pytest.mark.parametrize(
+    "broken", [pool(SLOTS, HV, DK, DV), pool().long(), torch.zeros(SLOTS, HV, DK, DV).mT, pool().to("meta"), 3]
+)
+def test_pools_after_the_first_are_checked_like_the_first(broken: Any) -> None:
+    for n in range(3):
+        pools = [pool(), pool(), pool()]
+        pools[n] = broken
+        with pytest.raises((TypeError, ValueError), match=rf"^pool\[{n}\]: "):
+            call(pool=pools, factors=[FACTORS] * 3)
+
+
+def test_layers_that_differ_where_they_may_are_taken() -> None:
+    wide = FACTORS.replace(k=torch.zeros(B, N, HK, 16), v=torch.zeros(B, N, 2 * HV, 10))
+    wide = wide.replace(gates={name: torch.zeros(B, N, 2 * HV, dtype=torch.bfloat16) for name in ("beta", "g")})
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call(
+            pool=[pool(), torch.zeros(SLOTS, 2 * HV, 10, 16), pool().bfloat16()],
+            factors=[FACTORS, wide, FACTORS],
+        )
+
+
 def test_values_are_not_read_without_validation() -> None:
     with pytest.raises(AssertionError, match="the backend was reached"):
         call(slots=torch.tensor([3, 3]), accepted=torch.tensor([77, 3]), validate=False)

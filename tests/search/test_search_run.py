@@ -212,13 +212,13 @@ def test_a_class_learns_from_the_one_before(tmp_path: Path) -> None:
     driver, _ = fakes.make(tmp_path, trials=100)
     driver._evaluator.workers = 1
     seen: dict[int, Any] = {}
-    warm = driver._warm
+    first = driver._winners.first
 
-    def spy(target: Any, earlier: Any) -> Any:
-        seen[target.problem.nodes] = found = warm(target, earlier)
+    def spy(target: Any, *rest: Any) -> Any:
+        seen[target.problem.nodes] = found = first(target, *rest)
         return found
 
-    driver._warm = spy
+    driver._winners.first = spy
     driver.run(fakes.targets((1, 8, 64), (16, 32, 64)))
     assert seen[16] == seen[32] == []  # Side by side: what one finds first must not decide what the other tries.
     assert [c["BV"] for c in seen[64]] == [128, 64]

@@ -179,6 +179,36 @@ def test_without_validation_faults_become_padding(
     assert [int(w) == 0 for w in tree.ancestors.flatten()] == [d < 0 for d in depths]
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize(
+    "far", [2**31, 2**32, 2**32 - 1, 2**32 - 2, 2**33 + 1, -(2**32), -(2**32) + 1, 2**63 - 1, -(2**63)]
+)
+def test_int64_parents_beyond_int32_do_not_wrap_into_nodes(far: int, packed: bool) -> None:
+    parents = torch.tensor([-1, 0, far, 1])
+    if packed:
+        tree = TreeBatch.from_packed(parents, torch.tensor([0, 4]), 4, validate=False)
+        repacked = TreeBatch(1, 4, max_total=4, validate=False).pack_(parents[None])
+        assert repacked.parents.tolist() == tree.parents.tolist()
+    else:
+        tree = TreeBatch.from_parents(parents[None], validate=False)
+    assert int(tree.status) & STATUS_PARENT
+    assert tree.depths.flatten().tolist() == [0, 1, -1, 2]
+    assert tree.parents.flatten().tolist() == [-1, 0, 2**31 - 1 if far > 0 else -(2**31), 1]
+    # Built again from what it holds, it is the same tree.
+    tree.update_()
+    assert int(tree.status) & STATUS_PARENT
+    assert tree.depths.flatten().tolist() == [0, 1, -1, 2]
+
+
+@pytest.mark.parametrize("far", [2**32, 2**32 + 1, -(2**32)])
+def test_int64_offsets_beyond_int32_do_not_wrap(far: int) -> None:
+    tree = TreeBatch.from_packed(torch.tensor([-1, 0]), torch.tensor([0, far]), 2, validate=False)
+    assert int(tree.status) & STATUS_NODES
+    assert tree.offsets is not None
+    assert tree.offsets.tolist() == [0, 2 if far > 0 else 0]
+    assert tree.depths.tolist() == [-1, -1]
+
+
 def test_too_many_packed_nodes_become_padding() -> None:
     tree = TreeBatch.from_packed(torch.tensor([-1, 0, 1, 2, -1]), torch.tensor([0, 4, 5]), 3, validate=False)
     assert int(tree.status) == STATUS_NODES

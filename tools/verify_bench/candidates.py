@@ -141,7 +141,7 @@ def bole_candidate(
             for tensor in (part.k, part.v, *part.gates.values()):
                 poison_(tensor)
 
-    from bole_runtime.backends import backend_name
+    from bole_runtime.backend_choice import backend_name
 
     backend = backend_name(tree.device)
     config: Any = backend

@@ -21,10 +21,12 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
-    del gpu
-    bv = max(8, min(c.power_of_two(problem.dv), 64 * 128 // c.power_of_two(problem.dk)))
-    warps = max(1, min(4, bv * c.power_of_two(problem.dk) // 1024))
-    return COMMIT_STEPS.config({"bv": bv, "warps": warps})
+    # Measured on an H200: a warp a tile, of 32 columns where there are many heads, 12 % faster than 4 warps for 64.
+    dk, dv = c.power_of_two(problem.dk), c.power_of_two(problem.dv)
+    # A chain's addresses need registers too.
+    columns = 8 if problem.work < gpu.sms else 16 if problem.pending else 32
+    bv = max(8, min(dv, columns * 128 // dk))
+    return COMMIT_STEPS.config({"bv": bv, "warps": max(1, bv * dk // 4096)})
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:

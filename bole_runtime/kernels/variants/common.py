@@ -107,7 +107,8 @@ def solve_context(problem: Problem, config: Config) -> dict[str, Any]:
         return {}
     halves = {"fp16": 1, "fp16x2": 2}.get(config["solve"], 0)
     terms = 2 if config["solve"] == "tf32x3" else 0
-    return {"HALVES": halves, "SOLVE_TERMS": terms, "SOLVER": "neumann" if halves else "inverse"}
+    refined = problem.op == "commit" or problem.precision != "fast"
+    return {"HALVES": halves, "SOLVE_TERMS": terms, "SOLVER": "neumann" if halves else "inverse", "REFINED": refined}
 
 
 def scaled(problem: Problem) -> bool:
@@ -225,6 +226,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "HALVES": 0,
         "SOLVE_TERMS": 0,
         "SOLVER": "inverse",
+        "REFINED": False,
         "WHOLE": False,
         "PERSIST": False,
         "UNREAD": False,

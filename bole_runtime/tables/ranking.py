@@ -1,0 +1,108 @@
+"""The entries of tables that could serve a problem, nearest first; ``lookup.py`` says in which order."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Variant
+
+if TYPE_CHECKING:
+    from bole_runtime.tables.load import CheckedEntry, LoadedTable
+
+
+class Tables:
+    """Tables of some folders, each read when it is first asked for.
+
+    Args:
+        roots: folders with tables, in order.
+        user_roots: how many of them come before the shipped ones.
+        variants: op -> declared variants.
+        warn: called with a kind and a text where a table is not used.
+    """
+
+    def __init__(
+        self,
+        roots: tuple[Path, ...],
+        user_roots: int,
+        variants: Callable[[str], Iterable[Variant]],
+        warn: Callable[[str, str], None],
+    ) -> None:
+        self._roots = roots
+        self._user_roots = user_roots
+        self._variants = variants
+        self._warn = warn
+        self._tables: dict[tuple[Path, str, str], LoadedTable | None] = {}
+
+    def clear(self) -> None:
+        """Forget every table read."""
+        self._tables.clear()
+
+    def ranked(self, problem: Problem, keys: Iterable[str]) -> Iterator[tuple[str, CheckedEntry]]:
+        """Yield (GPU key, entry), nearest first, whether or not an entry can run here.
+
+        Args:
+            problem: buckets and element types.
+            keys: of the GPU and its stand-ins, in order.
+        """
+        late: list[tuple[str, CheckedEntry]] = []
+        for key in keys:
+            found: list[tuple[tuple[float, ...], int, CheckedEntry]] = []
+            for place, root in enumerate(self._roots):
+                table = self._table(root, key, problem.family)
+                for entry in table.entries if table else ():
+                    away = rank(problem, entry.problem)
+                    if away is not None:
+                        found.append((away, place, entry))
+            for _, place, entry in sorted(found, key=lambda f: f[:2]):
+                if entry.entry.label == "predicted" and place >= self._user_roots:
+                    late.append((key, entry))
+                else:
+                    yield key, entry
+        yield from late
+
+    def _table(self, root: Path, key: str, family: str) -> LoadedTable | None:
+        place = (root, key, family)
+        if place not in self._tables:
+            from bole_runtime.tables.load import TableError, load_table, table_path
+
+            table = None
+            path = table_path(root, key, family)
+            if os.path.isfile(path):
+                try:
+                    table = load_table(path, self._variants)
+                except TableError as error:
+                    self._warn(f"file {path}", f"{error}; it is not used")
+                if table is not None and table.header.gpu.key != key:
+                    self._warn(f"file {path}", f"{path} was made for {table.header.gpu.key!r}; it is not used")
+                    table = None
+                if table is not None and table.skipped:
+                    field, reason = table.skipped[0]
+                    count = len(table.skipped)
+                    self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
+            self._tables[place] = table
+        return self._tables[place]
+
+
+def rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
+    """Return how far ``other`` is from ``problem`` (smaller is nearer), None when it never stands in."""
+    same = ("op", "family", "dk", "dv", "in_dtype", "state_dtype", "precision")
+    if any(getattr(problem, f) != getattr(other, f) for f in same):
+        return None
+    if other.nodes < problem.nodes or other.depth < problem.depth or other.pending < problem.pending:
+        return None
+    below = other.work < problem.work
+    return (
+        other.nodes,
+        other.pending,
+        other.gate_mode != problem.gate_mode,
+        abs(math.log2(other.group / problem.group)),
+        below,
+        -other.work if below else other.work,
+        # Last: an entry for deeper trees serves these as well, one for another batch can be far from the best.
+        other.depth,
+    )
