@@ -17,41 +17,63 @@ MAX_PENDING = PENDING_BUCKETS[-1]
 
 
 def check_pending(
-    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int
-) -> None:
+    spec: RecurrenceSpec, mode: str, pending: PendingChain, k: torch.Tensor, v: torch.Tensor, slots: int,
+    name: str = "pending",
+) -> None:  # fmt: skip
     """Check a pending chain against the call's gate mode, k and v, and the slots of the pool.
+
+    Args:
+        spec: the family.
+        mode: gate mode of the call, or of its factors.
+        pending: the chain.
+        k: of the call.
+        v: of the call.
+        slots: of the pool.
+        name: of the chain in messages.
 
     Raises:
         TypeError: a wrong type or dtype.
         ValueError: a wrong device, shape, stride or gate name.
     """
     if not isinstance(pending, PendingChain):
-        not_a("pending", pending, "a PendingChain or None")
-    device = k.device
-    check_tensor("pending.k", pending.k, device, (k.dtype,))
-    check_tensor("pending.v", pending.v, device, (v.dtype,))
-    if pending.k.dim() != 4:
-        raise ValueError(f"pending.k: expected [slots, capacity, HK, dk], got shape {tuple(pending.k.shape)}")
-    lead = (slots, pending.k.shape[1])
+        not_a(name, pending, "a PendingChain or None")
+    device, dtype = k.device, k.dtype
+    ring_k, ring_v, gates = pending.k, pending.v, pending.gates
+    # A commit checks a chain a layer: names are put together only where something is wrong.
+    if not (
+        isinstance(ring_k, torch.Tensor)
+        and isinstance(ring_v, torch.Tensor)
+        and ring_k.dtype is dtype is ring_v.dtype
+        and ring_k.device == device == ring_v.device
+    ):
+        check_tensor(f"{name}.k", ring_k, device, (dtype,))
+        check_tensor(f"{name}.v", ring_v, device, (dtype,))
+    # Slices of a tuple: those of a torch.Size take ten times as long.
+    shape, k_rows, v_rows = tuple(ring_k.shape), tuple(k.shape)[-2:], tuple(v.shape)[-2:]
+    if len(shape) != 4:
+        raise ValueError(f"{name}.k: expected [slots, capacity, HK, dk], got shape {shape}")
+    lead = (slots, shape[1])
     if not 1 <= lead[1] <= MAX_PENDING:
-        raise ValueError(f"pending.k: the capacity, dimension 1, must be 1 to {MAX_PENDING}, got {lead[1]}")
-    if pending.k.shape != (*lead, *k.shape[-2:]):
-        wrong_shape("pending.k", pending.k, (*lead, *k.shape[-2:]), "slots of the pool, capacity, HK, dk")
-    if pending.v.shape != (*lead, *v.shape[-2:]):
-        wrong_shape("pending.v", pending.v, (*lead, *v.shape[-2:]), "slots of the pool, capacity, HV, dv")
-    check_last_stride("pending.k", pending.k)
-    check_last_stride("pending.v", pending.v)
+        raise ValueError(f"{name}.k: the capacity, dimension 1, must be 1 to {MAX_PENDING}, got {lead[1]}")
+    if shape != (*lead, *k_rows):
+        wrong_shape(f"{name}.k", ring_k, (*lead, *k_rows), "slots of the pool, capacity, HK, dk")
+    if ring_v.shape != (*lead, *v_rows):
+        wrong_shape(f"{name}.v", ring_v, (*lead, *v_rows), "slots of the pool, capacity, HV, dv")
+    if not ring_k.stride()[-1] == ring_v.stride()[-1] == 1:
+        check_last_stride(f"{name}.k", ring_k)
+        check_last_stride(f"{name}.v", ring_v)
     kept = spec.kept_mode(mode)
-    names = {i.name for i in spec.node_gates(kept)}
-    if not isinstance(pending.gates, Mapping) or pending.gates.keys() != names:
-        given = sorted(pending.gates) if isinstance(pending.gates, Mapping) else type(pending.gates).__name__
+    needed = spec.node_gates(kept)
+    if not isinstance(gates, Mapping) or len(gates) != len(needed) or not all(i.name in gates for i in needed):
+        given = sorted(map(str, gates)) if isinstance(gates, Mapping) else type(gates).__name__
         why = "ready gates, whatever the call's gate mode" if spec.keeps_ready else f"of the call's gate mode {mode!r}"
-        raise ValueError(f"pending.gates: expected exactly {sorted(names)} ({why}), got {given}")
-    check_gate_buffers(spec, kept, "pending.gates", pending.gates, lead, k, v)
-    for name, t in (("pending.length", pending.length), ("pending.start", pending.start)):
-        check_tensor(name, t, device, (torch.int32,))
+        raise ValueError(f"{name}.gates: expected exactly {sorted(i.name for i in needed)} ({why}), got {given}")
+    check_gate_buffers(spec, kept, f"{name}.gates", gates, lead, k, v)
+    for what, t in (("length", pending.length), ("start", pending.start)):
+        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.device != device:
+            check_tensor(f"{name}.{what}", t, device, (torch.int32,))
         if t.shape != (slots,) or not t.is_contiguous():
-            wrong_shape(name, t, (slots,), "one entry a slot, contiguous")
+            wrong_shape(f"{name}.{what}", t, (slots,), "one entry a slot, contiguous")
 
 
 def check_capture(

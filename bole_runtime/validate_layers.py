@@ -10,7 +10,7 @@ from bole_runtime.calls import CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.validate import check_last_stride, check_state, check_tensor, meaning, not_a, wrong_shape
-from bole_runtime.validate_buffers import MAX_PENDING, read_of_pending
+from bole_runtime.validate_buffers import check_pending, read_of_pending
 from bole_runtime.validate_memory import apart, check_apart
 
 
@@ -58,8 +58,49 @@ class _Usual:
         return True
 
 
-def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str) -> tuple[CommitLayer, ...]:
-    """Check the pools and factors of a commit and pair them.
+class _CheckedChain:
+    """What :func:`check_pending` looks at, of a chain that has passed it: the same of another layer passes as well."""
+
+    def __init__(self, part: Factors, chain: PendingChain, slots: int) -> None:
+        self._of = (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots)
+        self._names, self._device = list(chain.gates), part.k.device
+        tensors = (chain.k, chain.v, *chain.gates.values())
+        self._facts = [(t.shape, t.dtype, t.stride()) for t in tensors]
+        self._length, self._start = chain.length, chain.start
+
+    def like(self, part: Factors, chain: PendingChain, slots: int) -> bool:
+        """Return whether a chain of another layer differs in nothing that is checked; False says nothing."""
+        if (
+            type(chain) is not PendingChain
+            or chain.length is not self._length
+            or chain.start is not self._start
+            or type(chain.gates) is not dict
+            or list(chain.gates) != self._names
+            or (part.gate_mode, part.k.shape, part.v.shape, part.k.dtype, slots) != self._of
+        ):
+            return False
+        for t, (shape, dtype, stride) in zip((chain.k, chain.v, *chain.gates.values()), self._facts, strict=True):
+            if not (
+                isinstance(t, torch.Tensor)
+                and t.shape == shape
+                and t.dtype is dtype
+                and t.stride() == stride
+                and t.device == self._device
+            ):
+                return False
+        return True
+
+
+def check_layers(
+    pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], backend: str, chain: str = "factors[{}].pending"
+) -> tuple[CommitLayer, ...]:
+    """Check the pools and factors of a commit, pending chains included, and pair them.
+
+    Args:
+        pools: one a layer.
+        parts: one a layer.
+        backend: that serves the commit.
+        chain: names the chain of a layer in messages, with a place for its number.
 
     Raises:
         TypeError: a wrong type or dtype.
@@ -70,26 +111,25 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
     starts: set[int] = set()
     read: list[torch.Tensor] = []
     usual: _Usual | None = None
+    checked: _CheckedChain | None = None
     for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
         if usual is None or not usual.holds(pool, part):
             check_factors(f"factors[{n}]", part, first)
             name = "pool" if len(pools) == 1 else f"pool[{n}]"
             k, v = part.k, part.v
+            if k.dtype is torch.float64 and backend == "triton":
+                raise TypeError(
+                    f"factors[{n}].k: dtype torch.float64 is served by the torch and reference backends only"
+                )
             check_state(name, pool, k.device, v.shape[-2], v.shape[-1], k.shape[-1], backend)
             if len(pools) > 1:
                 usual = _Usual(pool, part)
         k, v, pending = part.k, part.v, part.pending
         slots = pool.shape[0]
         if pending is not None:
-            of = f"factors[{n}].pending"
-            if not isinstance(pending, PendingChain):
-                not_a(of, pending, "a PendingChain or None")
-            sizes = pending.k.shape
-            if sizes[0] != slots:
-                name = "pool" if len(pools) == 1 else f"pool[{n}]"
-                raise ValueError(f"{name}: {slots} slots, but the pending chain of its factors has {sizes[0]}")
-            if sizes[1] > MAX_PENDING:
-                raise ValueError(f"{of}.k: the capacity is {sizes[1]}, at most {MAX_PENDING} is allowed")
+            if checked is None or not checked.like(part, pending, slots):
+                check_pending(first.spec, part.gate_mode, pending, k, v, slots, chain.format(n))
+                checked = _CheckedChain(part, pending, slots)
             read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
         starts.add(pool.data_ptr() if slots else -1 - n)
         read += (k, v, *part.gates.values())
@@ -102,7 +142,7 @@ def check_layers(pools: tuple[torch.Tensor, ...], parts: tuple[Factors, ...], ba
             named += ((f"factors[{n}].k", part.k), (f"factors[{n}].v", part.v))
             named += ((f"factors[{n}].gates[{gate!r}]", t) for gate, t in part.gates.items())
             if part.pending is not None:
-                named += read_of_pending(part.pending, f"factors[{n}].pending")
+                named += read_of_pending(part.pending, chain.format(n))
         names = ["pool"] if len(pools) == 1 else [f"pool[{n}]" for n in range(len(pools))]
         check_apart(list(zip(names, pools, strict=True)), named)
     return tuple(layers)

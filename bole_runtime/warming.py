@@ -17,7 +17,7 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 from bole_runtime.tree import TreeBatch
-from bole_runtime.validate_warmup import check_sizes, check_types
+from bole_runtime.validate_warmup import check_device, check_sizes, check_switches, check_types
 
 
 @dataclass
@@ -216,22 +216,25 @@ def warmup(
 
     Raises:
         RuntimeError: what a call would take disagrees with the torch backend.
-        ValueError: a geometry or a name is not supported.
+        TypeError: an argument has a wrong type, or names an element type that calls cannot have.
+        ValueError: a geometry, a name or a device is not supported.
     """
     started = time.perf_counter()
     spec = recurrence if isinstance(recurrence, RecurrenceSpec) else get_family(recurrence)
     check_sizes(key_heads, value_heads, dk, dv, max_batch, max_nodes, max_depth, layers)
-    check_types(dtype, state_dtype, precision)
+    check_switches(packed, captured, progress)
+    where = check_device(device)
+    backend = get_backend(where, spec).name
+    check_types(dtype, state_dtype, gate_dtype, index_dtype, precision, backend)
     mode = spec.modes[-1] if gate_mode is None else gate_mode
     if mode not in spec.modes:
         raise ValueError(f"gate_mode: {mode!r} is not allowed for {spec.name!r}; allowed: {', '.join(spec.modes)}")
-    where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     report = WarmupReport()
     geometry = _Geometry(
         spec, key_heads, value_heads, dk, dv, max_nodes, max_nodes - 1 if max_depth is None else max_depth, dtype,
         state_dtype, mode, gate_dtype or dtype, index_dtype, packed, where,
     )  # fmt: skip
-    if get_backend(where, spec).name != "triton":
+    if backend != "triton":
         report.seconds = time.perf_counter() - started
         return report
     for profile in _as_tuple(precision):

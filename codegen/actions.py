@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from bole_codegen.say import say
+from bole_codegen.search.results import CandidateError
 from bole_codegen.tables.diff import changes_json, describe_changes, diff_entries, read_entries
 from bole_codegen.tables.explain import explain
 from bole_codegen.tables.keys import depth_note, parse_key
@@ -20,11 +21,16 @@ from bole_codegen.tables.verify import Verdict, target_of, verify_entries
 from bole_runtime import gpus
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.default import default_config
+from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.load import CheckedEntry, load_table
 from bole_runtime.tables.lookup import tuned_roots
 
+#: The script should run where the table was not made: as many layers as fit into this, where one does.
+_ELSEWHERE = 24 << 30
+#: Of the memory of a GPU; the rest is the context's, and what a check needs beside the inputs.
+_USABLE = 0.85
 #: Names of the options, of which one run does one.
 ACTIONS = ("show", "diff", "explain", "reproduce", "verify", "stale")
 
@@ -84,20 +90,37 @@ def _entries(record: GpuRecord, out: Path) -> Iterator[CheckedEntry]:
             yield from load_table(path, all_variants).entries
 
 
-def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
-    """Print a script that runs the kernel of a table's entry, or the analytic default where there is none."""
+def _layers(problem: Problem, record: GpuRecord) -> int:
+    """Return how many layers a script runs.
+
+    Raises:
+        ValueError: the GPU cannot hold one.
+    """
     from bole_codegen.search.bucket_inputs import layer_count
 
+    whole = int(_USABLE * record.memory_gib * (1 << 30))
+    target = target_of(problem)
+    try:
+        return layer_count(target, record.l2_bytes, min(_ELSEWHERE, whole))
+    except CandidateError:
+        pass
+    try:
+        return layer_count(target, record.l2_bytes, whole)
+    except CandidateError as error:
+        raise ValueError(f"{problem.key()} does not fit {record.title}: {error.message}") from None
+
+
+def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
+    """Print a script that runs the kernel of a table's entry, or the analytic default where there is none."""
     problem = parse_key(args.reproduce)
     note = depth_note(args.reproduce, problem, (e.problem for e in _entries(record, args.out)))
     if note:
         say(f"bole-tune: {note}")
     entry = next((e for e in _entries(record, args.out) if e.key == problem.key()), None)
     config: Config = entry.config if entry is not None else default_config(problem, record.limits())
+    layers = _layers(problem, record)
     if entry is None:
         say(f"bole-tune: no table has {problem.key()}; this runs the analytic default")
-    # As many layers as fit into 24 GiB: the script should run where the table was not made.
-    layers = layer_count(target_of(problem), record.l2_bytes, 24 << 30)
     measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
     print(reproduce(problem, config, layers, measured, args.seed), end="")
     return 0

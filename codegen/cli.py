@@ -38,6 +38,7 @@ from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.pool import WorkerStartError
 from bole_codegen.search.quality import closeness_json, compare
+from bole_codegen.search.results import CandidateError
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
 from bole_codegen.tables.writer import LockTimeout
@@ -115,6 +116,24 @@ def _gpu_of(args: argparse.Namespace) -> GpuRecord:
     return found
 
 
+def _check_report(path: Path, option: str) -> None:
+    """Refuse a report that cannot be written: not at the end of a search.
+
+    Raises:
+        UsageError: it cannot.
+    """
+    if path.is_dir():
+        raise UsageError(f"{option}: {path} is a folder; name a file, such as {path / 'report.html'}")
+    if path.exists() and not path.is_file():
+        raise UsageError(f"{option}: {path} is no regular file; --no-report writes none")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise UsageError(f"{option}: cannot make the folder of {path}: {error}") from error
+    if not os.access(path.parent, os.W_OK | os.X_OK):
+        raise UsageError(f"{option}: {path.parent} cannot be written to; --no-report writes none")
+
+
 def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
     folder = cache_dir() / "search"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -137,6 +156,8 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
     if args.exhaustive and len(targets) != 1:
         raise UsageError(f"--exhaustive tries everything in one bucket, these options name {len(targets)}")
     options = options_of(args)
+    if files.report is not None:
+        _check_report(files.report, "--out" if args.report is None else "--report")
     if options.time_budget is not None:
         # What it took to start says how fast this machine is just now, and so how long the report will take.
         slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))
@@ -159,22 +180,26 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
     )
 
 
-def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> None:
-    """Print the table, write the report, say what is missing."""
+def _report(
+    args: argparse.Namespace, session: Session, result: RunResult, path: Path, command: str, paths: list[str]
+) -> None:
+    capability = ".".join(map(str, session.gpu.compute_capability))
+    facts = {
+        "GPU": f"{session.gpu.device_name} (compute capability {capability})",
+        "driver, CUDA": " ".join(x for x in (session.gpu.driver, session.gpu.cuda) if x),
+        "Triton, torch, ptxas": ", ".join((session.gpu.triton, session.gpu.torch, session.gpu.ptxas)),
+        "clocks": session.gpu.clocks,
+        "command": command,
+        "tables": ", ".join(paths),
+    }
+    facts["clocks at the end"] = clocks_line(args.devices[0]) if not args.offline else ""
+    write_report(path, result, session.record, session.evaluator.label, facts, session.evaluator.bandwidth_gbs)
+
+
+def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> bool:
+    """Print the table, say what is missing, write the report; return whether it could be written."""
     label = session.evaluator.label
     paths = [str(p) for p in session.paths]
-    if files.report is not None and result.buckets:
-        capability = ".".join(map(str, session.gpu.compute_capability))
-        facts = {
-            "GPU": f"{session.gpu.device_name} (compute capability {capability})",
-            "driver, CUDA": " ".join(x for x in (session.gpu.driver, session.gpu.cuda) if x),
-            "Triton, torch, ptxas": ", ".join((session.gpu.triton, session.gpu.torch, session.gpu.ptxas)),
-            "clocks": session.gpu.clocks,
-            "command": command,
-            "tables": ", ".join(paths),
-        }
-        facts["clocks at the end"] = clocks_line(args.devices[0]) if not args.offline else ""
-        write_report(files.report, result, session.record, label, facts, session.evaluator.bandwidth_gbs)
     if args.json:
         print(as_json(result, session.record.key, label, paths))
     elif result.entries:
@@ -196,7 +221,14 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
     for path in paths:
         say(f"table ({label}): {path}")
     if files.report is not None and result.buckets:
+        # What a search found is printed by now, whatever happens to the disk.
+        try:
+            _report(args, session, result, files.report, command, paths)
+        except OSError as error:
+            say(f"bole-tune: cannot write the report: {error}")
+            return False
         say(f"report: {files.report}")
+    return True
 
 
 def _age() -> float:
@@ -267,14 +299,14 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     finally:
         session.evaluator.close()
         signal.signal(signal.SIGTERM, previous)
-    _finish(args, session, result, files, command)
+    written = _finish(args, session, result, files, command)
     if interrupted:
         where = "a database" if "://" in files.storage else files.storage
         say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
         return INTERRUPTED
     if args.exhaustive and result.entries:
         _exhaust(args, session, result, files)
-    return 0 if result.entries else 1
+    return 0 if result.entries and written else 1
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -290,7 +322,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         say(f"bole-tune: {error}")
         return 2
-    except (TableError, StorageError, WorkerStartError, LockTimeout, OSError, ValueError) as error:
+    except (TableError, StorageError, WorkerStartError, LockTimeout, CandidateError, OSError, ValueError) as error:
         say(f"bole-tune: {error}")
         return 1
     except KeyboardInterrupt:

@@ -12,24 +12,30 @@ from bole_runtime.calls import CommitCall, CommitLayer, RowAction, VerifyCall
 from bole_runtime.factors import Factors, PendingChain, capture_eager, pending_gates, ready_gates
 from bole_runtime.families.spec import RecurrenceSpec
 
-#: Elements of the largest temporary, [requests, HV, rows, rows]; a batch is processed in slices below it.
-_MAX_ELEMENTS = 1 << 26
+#: Bytes of the largest temporary, a head's [rows, rows] or [dv, dk]; a batch is processed in slices below it.
+_MAX_BYTES = 1 << 28
 
 
-def _compute_dtype(spec: RecurrenceSpec, x: torch.Tensor, pool: torch.Tensor) -> torch.dtype:
+def _compute_dtype(spec: RecurrenceSpec, x: torch.Tensor, pool: torch.Tensor, precision: str) -> torch.dtype:
     if torch.float64 in (x.dtype, pool.dtype):
         return torch.float64
-    # What a token erases and what it writes are summed apart, and can cancel over many tokens.
-    if not spec.merged:
-        return torch.float64
+    if spec.erase != "none":
+        # A solve passes the rounding of keys and Gram matrices on from row to row. With betas near 2 nothing dampens
+        # it: at 64 nodes fp32 is off by tens of times what the sequential recurrence in fp32 is.
+        if precision == "lossless":
+            return torch.float64
+        # What a token erases and what it writes are summed apart, and can cancel over many tokens.
+        if not spec.merged:
+            return torch.float64
     # A process that allows TF32 must not change what this path returns.
     if x.is_cuda and torch.get_float32_matmul_precision() != "highest":
         return torch.float64
     return torch.float32
 
 
-def _slices(batch: int, heads: int, rows: int) -> list[slice]:
-    step = max(1, _MAX_ELEMENTS // (heads * rows * rows))
+def _slices(batch: int, heads: int, rows: int, pool: torch.Tensor, dtype: torch.dtype) -> list[slice]:
+    elements = max(rows * rows, pool.shape[-2] * pool.shape[-1])
+    step = max(1, _MAX_BYTES // (heads * elements * dtype.itemsize))
     return [slice(i, min(i + step, batch)) for i in range(0, batch, step)]
 
 
@@ -141,7 +147,7 @@ def _states(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, dtype: to
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out``, and the capture buffers if there are any."""
     spec, tree, pending = call.spec, call.tree, call.pending
-    dtype = _compute_dtype(spec, call.q, call.state)
+    dtype = _compute_dtype(spec, call.q, call.state, call.precision)
     heads = call.v.shape[-2]
     skip = call.q.dim() - 2
     nodes, ring = _Segment.of_nodes(call), _Segment.of_pending(call)
@@ -154,7 +160,7 @@ def verify(call: VerifyCall) -> None:
     result = torch.zeros(tree.max_total + 1, *call.v.shape[skip:], dtype=dtype, device=call.v.device)
     # Rows that are not live land in one extra row, which is dropped.
     target = torch.where(live, index, tree.max_total)
-    for part in _slices(tree.max_batch, heads, rows):
+    for part in _slices(tree.max_batch, heads, rows, call.state, dtype):
         source = _Source(index[part], live[part])
         own = _inputs(spec, source, nodes, call.qk_l2norm, dtype)
         chain = chain_live = None
@@ -210,7 +216,7 @@ def _commit_layer(
     if pool.shape[0] == 0:
         return
     spec, pending = call.spec, factors.pending
-    dtype = _compute_dtype(spec, factors.k, pool)
+    dtype = _compute_dtype(spec, factors.k, pool, call.precision)
     heads = pool.shape[1]
     slots = call.slots.long()
     inside = (slots >= 0) & (slots < pool.shape[0])
@@ -224,7 +230,7 @@ def _commit_layer(
     chain_mask = torch.ones(longest, longest, dtype=torch.bool, device=pool.device).tril() & live.unsqueeze(2)
     shift = 0 if pending is None else pending.capacity
     new = torch.empty(slots.shape[0], *pool.shape[1:], dtype=pool.dtype, device=pool.device)
-    for part in _slices(slots.shape[0], pool.shape[1], longest + shift):
+    for part in _slices(slots.shape[0], heads, longest + shift, pool, dtype):
         source = _Source(compact[part], live[part])
         own = _inputs(spec, source, nodes, factors.qk_l2norm, dtype)
         chain = chain_live = None

@@ -27,6 +27,7 @@ class GpuRecord:
         smem_per_block: shared memory one thread block may opt in to, bytes.
         registers_per_sm: 32-bit registers of one multiprocessor.
         l2_bytes: size of the L2 cache.
+        memory_gib: nominal device memory. Vendors write GB; torch reports up to a tenth less, in GiB.
         bandwidth_gbs: nominal memory bandwidth, GB/s (10^9 bytes).
         bf16_tflops: dense bf16 tensor-core rate with fp32 accumulation, TFLOP/s.
         tf32_tflops: dense tf32 rate, TFLOP/s.
@@ -47,6 +48,7 @@ class GpuRecord:
     smem_per_block: int
     registers_per_sm: int
     l2_bytes: int
+    memory_gib: int
     bandwidth_gbs: float
     bf16_tflops: float
     tf32_tflops: float

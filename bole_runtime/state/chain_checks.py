@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import torch
 
 from bole_runtime.factors import Factors, PendingChain
-from bole_runtime.validate import not_a
+from bole_runtime.families import RecurrenceSpec
+from bole_runtime.validate import check_tensor, not_a
+from bole_runtime.validate_buffers import check_pending
 from bole_runtime.validate_memory import refuse_overlaps
+
+
+def mode_of(spec: RecurrenceSpec, chain: PendingChain) -> str:
+    """Return the gate mode whose node gates a chain holds; the first where it holds those of none."""
+    return next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
+
+
+def check_chain(spec: RecurrenceSpec, chain: PendingChain, name: str) -> None:
+    """Check a chain that comes without a call: alone, before factors are made of it.
+
+    Raises:
+        TypeError: a wrong type or dtype.
+        ValueError: a wrong device, shape, stride or gate name.
+    """
+    if not isinstance(chain, PendingChain):
+        not_a(name, chain, "a PendingChain")
+    for what, ring in (("k", chain.k), ("v", chain.v)):
+        if not isinstance(ring, torch.Tensor):
+            not_a(f"{name}.{what}", ring, "a torch.Tensor")
+        if ring.dim() != 4:
+            layout = "[slots, capacity, heads, dimensions]"
+            raise ValueError(f"{name}.{what}: expected {layout}, got shape {tuple(ring.shape)}")
+    if not isinstance(chain.gates, Mapping):
+        not_a(f"{name}.gates", chain.gates, "a mapping from gate names to tensors")
+    check_tensor(f"{name}.v", chain.v, chain.k.device, (chain.k.dtype,))
+    check_pending(spec, mode_of(spec, chain), chain, chain.k, chain.v, chain.k.shape[0], name)
 
 
 def check_shared(chains: tuple[PendingChain, ...]) -> None:

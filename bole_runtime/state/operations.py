@@ -9,14 +9,13 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime import validate as check
-from bole_runtime import validate_buffers as buffers
 from bole_runtime import validate_values as values
 from bole_runtime.backend_choice import backend_name
 from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family
-from bole_runtime.state.chain_checks import check_counters_apart, check_rings_apart, check_shared
+from bole_runtime.state.chain_checks import check_chain, check_counters_apart, check_rings_apart, check_shared, mode_of
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
@@ -41,7 +40,7 @@ def flush_factors(spec: RecurrenceSpec, chain: PendingChain, tree: TreeBatch) ->
     def rows(ring: torch.Tensor) -> torch.Tensor:
         return ring[:1, :1].expand(*tree.lead, *ring.shape[2:])
 
-    mode = next((m for m in spec.modes if chain.gates.keys() == {i.name for i in spec.node_gates(m)}), spec.modes[0])
+    mode = mode_of(spec, chain)
     gates = {name: rows(t) for name, t in chain.gates.items()}
     return Factors(spec, mode, rows(chain.k), rows(chain.v), gates, 1.0, spec.qk_l2norm, tree, chain)
 
@@ -97,6 +96,9 @@ def flush(
     if variant is not None:
         check.check_variant(variant)
     _check_rows(rows, slots)
+    names = "pending" if len(chains) == 1 else "pending[{}]"
+    for n, chain in enumerate(chains):
+        check_chain(spec, chain, names.format(n))
     check_shared(chains)
     if pools[0].dim() == 4 and pools[0].shape[0] == 0:
         return
@@ -112,10 +114,7 @@ def flush(
     if len(each) != len(chains):
         raise ValueError(f"gates: {len(each)} for {len(chains)} layers")
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
-    layers = check_layers(pools, parts, backend_name(slots.device))
-    for pool_, part in zip(pools, parts, strict=True):
-        assert part.pending is not None
-        buffers.check_pending(spec, part.gate_mode, part.pending, part.k, part.v, pool_.shape[0])
+    layers = check_layers(pools, parts, backend_name(slots.device), names)
     check_counters_apart(pools, chains, slots, rows)
     if slots.device.type == "cpu" if validate is None else validate:
         values.check_slots(slots, pools[0].shape[0])
@@ -177,17 +176,20 @@ def append(
         if part.pending is None:
             raise ValueError(f"factors[{n}]: verified without a pending chain, so there is none to append to")
         chains.append(part.pending)
-    tree, capacity = parts[0].tree, chains[0].capacity
+    tree = parts[0].tree
+    if not isinstance(tree, TreeBatch):
+        check.not_a("factors[0].tree", tree, "a TreeBatch")
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")
-    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
-        raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     if variant is not None:
         check.check_variant(variant)
-    check_shared(tuple(chains))
     layers = check_layers(pools, parts, backend_name(tree.device))
+    check_shared(tuple(chains))
+    capacity = chains[0].capacity
+    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
+        raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     check_rings_apart(pools, chains, parts, slots, accepted)
     if tree.device.type == "cpu" if validate is None else validate:
         values.check_status(tree)

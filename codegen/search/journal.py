@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import fcntl
 import importlib.util
+import json
 import os
 import time
 import warnings
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +16,13 @@ import optuna
 from optuna.storages import BaseStorage, JournalStorage
 from optuna.storages.journal import JournalFileBackend
 
+#: How a record begins, as Optuna writes it: a last line that a killed writer left is a part of one.
+_BEGIN = b'{"op_code":'
+_ELSE = "give another file to --storage, or move it away"
+
 
 class StorageError(RuntimeError):
-    """The storage cannot be opened; the message says what to do."""
+    """The storage cannot be opened or read; the message says what to do."""
 
 
 class KernelLock:
@@ -42,32 +48,109 @@ class KernelLock:
             self._handle = None
 
 
+def _is_record(line: bytes) -> bool:
+    try:
+        record = json.loads(line)
+    except (ValueError, RecursionError):
+        return False
+    return isinstance(record, dict) and type(record.get("op_code")) is int
+
+
+def _foreign(path: Path, why: str) -> StorageError:
+    return StorageError(f"{path} is no journal of bole-tune: {why}. Nothing was written to it; {_ELSE}")
+
+
+def check_journal(path: Path) -> None:
+    """Refuse a file that is no journal, by its first line, without touching it.
+
+    Raises:
+        StorageError: it is none.
+        OSError: it cannot be read.
+    """
+    if not path.exists():
+        return
+    if not path.is_file():
+        raise _foreign(path, "it is no regular file")
+    with open(path, "rb") as file:
+        first = file.readline(1 << 20)
+    # The only line may be unfinished.
+    if first and not (_is_record(first) if first.endswith(b"\n") else first.startswith(_BEGIN)):
+        raise _foreign(path, "its first line is no record of one")
+
+
+def check_storage(where: str) -> None:
+    """Refuse a journal file that is none, before anything else is made ready. Databases are not looked at.
+
+    Raises:
+        StorageError: it is none, or cannot be read.
+    """
+    if "://" in where:
+        return
+    try:
+        check_journal(Path(where).expanduser())
+    except (OSError, ValueError, RuntimeError) as error:
+        if isinstance(error, StorageError):
+            raise
+        raise StorageError(f"cannot open the journal {where}: {error}; {_ELSE}") from error
+
+
+def _last_lines(path: Path, size: int) -> tuple[bytes, bytes]:
+    """Return the last whole line, empty where there is none, and what comes after it."""
+    step = 4096
+    with open(path, "rb") as file:
+        while True:
+            step = min(step, size)
+            file.seek(size - step)
+            *lines, tail = file.read(step).split(b"\n")
+            # The first of the lines may have begun before what was read.
+            if len(lines) > 1 or step == size:
+                return (lines[-1] if lines else b""), tail
+            step *= 2
+
+
 def repair(path: Path) -> int:
     """Cut off a last line that a killed writer left unfinished; return the bytes cut.
 
     Without this, the next line would be written onto it and the journal could not be read again.
+
+    Raises:
+        StorageError: the file is no journal, and was left as it is.
     """
+    check_journal(path)
     if not path.exists():
         return 0
     lock = KernelLock(path)
     lock.acquire()
     try:
-        with open(path, "rb+") as file:
-            size = file.seek(0, os.SEEK_END)
-            keep = size
-            while keep > 0:
-                step = min(4096, keep)
-                file.seek(keep - step)
-                newline = file.read(step).rfind(b"\n")
-                if newline >= 0:
-                    keep = keep - step + newline + 1
-                    break
-                keep -= step
-            if keep != size:
-                file.truncate(keep)
-            return size - keep
+        size = path.stat().st_size
+        whole, tail = _last_lines(path, size)
+        if whole and not _is_record(whole):
+            raise _foreign(path, "its last line is no record of one")
+        if tail:
+            if not (tail.startswith(_BEGIN) or (whole and _BEGIN.startswith(tail))):
+                raise _foreign(path, "its last line, which has no end, is no part of a record of one")
+            os.truncate(path, size - len(tail))
+        return len(tail)
     finally:
         lock.release()
+
+
+class _JournalFile(JournalFileBackend):
+    """Reads lines that something else wrote to the file meanwhile as an error with a name."""
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
+        """Return the records from one on.
+
+        Raises:
+            StorageError: one is none.
+        """
+        try:
+            for record in super().read_logs(log_number_from):
+                if not (isinstance(record, dict) and "op_code" in record):
+                    raise ValueError("a line is no record")
+                yield record
+        except ValueError as error:
+            raise StorageError(f"cannot read the journal {self._file_path}: {error}; {_ELSE}") from error
 
 
 def _with_driver(url: str) -> str:
@@ -119,8 +202,6 @@ def open_storage(where: str) -> BaseStorage:
             path.parent.mkdir(parents=True, exist_ok=True)
             repair(path)
             lock: Any = KernelLock(path)
-            return JournalStorage(JournalFileBackend(str(path), lock))
+            return JournalStorage(_JournalFile(str(path), lock))
         except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
-            raise StorageError(
-                f"cannot open the journal {where}: {error}; give another file to --storage, or move it away"
-            ) from error
+            raise StorageError(f"cannot open the journal {where}: {error}; {_ELSE}") from error

@@ -11,7 +11,7 @@ from bole_codegen.search.driver import Driver
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import Hints
-from bole_codegen.search.journal import open_storage
+from bole_codegen.search.journal import check_storage, open_storage
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.space import space_hash
@@ -89,6 +89,7 @@ class Session:
         for family in {t.problem.family for t in self.targets}:
             # A table that cannot be rewritten must not cost a search first.
             check_target(self._path(family), header(self.gpu, family, PROTOCOLS[self.evaluator.label]))
+        check_storage(self.storage)
         # They take seconds to start, in which the rest is made ready.
         self.evaluator.start()
         declared: Mapping[tuple[str, str], Variant] = {(op, v.name): v for op in OPS for v in self.variants(op)}

@@ -59,6 +59,11 @@ def parse_key(text: str) -> Problem:
         if most is not None and size > most:
             raise ValueError(f"{text!r}: {name} = {size} is above the largest supported value, {most}")
     nodes = bucket(int(words["nodes"]), NODE_BUCKETS, "nodes")
+    depth = bucket(int(words["depth"] or nodes), DEPTH_BUCKETS, "depth")
+    # A call asks for the depth that its nodes can have.
+    deepest = bucket(nodes, DEPTH_BUCKETS, "depth")
+    if depth > deepest:
+        raise ValueError(f"{text!r}: trees of {nodes} nodes are no deeper than depth {deepest}, got {words['depth']}")
     return Problem(
         op=words["op"],
         family=words["family"],
@@ -70,7 +75,7 @@ def parse_key(text: str) -> Problem:
         gate_mode=words["gate_mode"],
         precision=words["precision"],
         nodes=nodes,
-        depth=bucket(int(words["depth"] or nodes), DEPTH_BUCKETS, "depth"),
+        depth=depth,
         pending=bucket(int(words["pending"] or 0), PENDING_BUCKETS, "pending"),
         work=work_bucket(1, int(words["work"])),
     )

@@ -5,6 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 from bole_testing.cases import ALL, Case
+from bole_testing.cases.base import Setup
+from bole_testing.cases.numeric import near_critical_keys
 
 from bole_runtime import commit, set_backend, verify
 
@@ -37,3 +39,8 @@ def test_case(case: Case, in_dtype: torch.dtype, state_dtype: torch.dtype) -> No
 @pytest.mark.slow
 def test_large_case(case: Case) -> None:
     case.run(verify, commit, "cpu", FP32, FP32, "lossless")
+
+
+@pytest.mark.parametrize("nodes", [16, 64, 128, 256])
+def test_near_critical_keys_stay_within_the_bound_itself(nodes: int) -> None:
+    near_critical_keys(Setup(verify, commit, torch.device("cpu"), FP32, FP32, "lossless"), nodes, sequential=False)

@@ -217,6 +217,38 @@ def test_a_table_that_cannot_be_rewritten_stops_before_the_search(
     assert str(path) in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("report", "words"),
+    [
+        ("", "is a folder; name a file, such as"),
+        ("/file/r.html", "cannot make the folder of"),
+        (None, "no regular file"),
+    ],
+)
+def test_a_report_that_cannot_be_written_stops_before_the_search(
+    report: str | None, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.Session, "run", lambda self: pytest.fail("the search began"))
+    (tmp_path / "file").write_text("kept")
+    where = "/dev/null" if report is None else f"{tmp_path}{report}"
+    assert cli.main([*TINY, "--batch", "1", "--out", str(tmp_path / "out"), "--report", where]) == 2
+    error = capsys.readouterr().err
+    assert "--report: " in error
+    assert words in error
+
+
+def test_a_storage_that_is_no_journal_stops_before_the_search(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(cli.OfflineEvaluator, "start", lambda self: pytest.fail("workers started"))
+    notes = tmp_path / "notes.txt"
+    notes.write_text("my only notes, no newline at end")
+    assert cli.main([*TINY, "--batch", "1", "--out", str(tmp_path / "out"), "--storage", str(notes)]) == 1
+    assert "notes.txt is no journal of bole-tune" in capsys.readouterr().err
+    assert notes.read_text() == "my only notes, no newline at end"
+    assert not (tmp_path / "notes.txt.lock").exists()
+
+
 @pytest.mark.slow
 def test_an_offline_search_ends_in_table_and_report(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     out = tmp_path / "out"

@@ -21,14 +21,14 @@ from bole_codegen.search.finish import BucketResult
 from bole_codegen.search.outcome import RunResult
 
 
-def finish(tmp_path: Path, buckets: list[BucketResult], targets: Any) -> None:
-    """Say the end of a search of ``targets`` that ended in ``buckets``."""
+def finish(tmp_path: Path, buckets: list[BucketResult], targets: Any, report: Path | None = None) -> bool:
+    """Say the end of a search of ``targets`` that ended in ``buckets``; return whether the report could be written."""
     result = RunResult(buckets=buckets, tried=7, seconds=3.0, out_of_time=len(buckets) > 1)
     session: Any = SimpleNamespace(
         evaluator=SimpleNamespace(label="measured"), paths=[tmp_path / "t.json"], targets=targets, kept=[]
     )
-    files = cli._Files(storage="", log=str(tmp_path / "log"), report=None)
-    cli._finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
+    files = cli._Files(storage="", log=str(tmp_path / "log"), report=report)
+    return cli._finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
 
 
 def test_the_table_comes_before_what_is_said_of_it_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -42,6 +42,20 @@ def test_the_table_comes_before_what_is_said_of_it_in_one_file(tmp_path: Path, m
     places = [text.index(words) for words in ("tuned us", "7 candidates in 3 s", "table (measured): ")]
     assert places == sorted(places)
     assert "no entry" not in text
+
+
+def test_a_report_that_cannot_be_written_costs_nothing_else(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def full(*args: object) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(cli, "_report", full)
+    (target,) = search_fakes.targets((1,))
+    assert not finish(tmp_path, [BucketResult(target, fakes.entry())], [target], tmp_path / "report.html")
+    captured = capsys.readouterr()
+    assert "tuned us" in captured.out
+    assert captured.err.splitlines()[-1] == "bole-tune: cannot write the report: [Errno 28] No space left on device"
 
 
 def test_a_list_comes_before_its_sum_in_one_file(tmp_path: Path) -> None:

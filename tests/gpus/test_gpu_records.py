@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from types import SimpleNamespace
@@ -115,6 +116,8 @@ def test_records_are_sorted_and_plausible() -> None:
     for record in records:
         assert record.device_names
         assert record.bf16_tflops == pytest.approx(2 * record.tf32_tflops, rel=0.02)
+        assert all(int(size) == record.memory_gib for size in re.findall(r"(\d+) GB", record.title))
+        assert 16 <= record.memory_gib <= 512
         assert 1 << 20 < record.l2_bytes < 1 << 28
         assert (record.reason != "") == (not record.supported)
         if record.compute_capability is not None:
@@ -173,5 +176,6 @@ def test_the_gpu_present_agrees_with_its_record() -> None:
     record = gpus.identify(properties.name)
     if record is None:
         pytest.skip(gpus.explain_device_name(properties.name))
+    assert 0.9 * record.memory_gib <= properties.total_memory / 2**30 <= record.memory_gib
     limits, seen = record.limits(), gpus.device_limits(properties)
     assert seen == limits

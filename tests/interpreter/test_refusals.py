@@ -7,7 +7,7 @@ import torch
 from bole_testing.cases.base import chain_tree, make_inputs
 from bole_testing.pins import pin, pinned_setup
 
-from bole_runtime import commit, verify
+from bole_runtime import commit, verify, warmup
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
@@ -52,3 +52,23 @@ def test_the_profile_runs_with_its_other_products() -> None:
     inputs = make_inputs(setup, chain_tree(setup, 1, 3))
     out, _ = setup.verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
     assert bool(torch.isfinite(out).all())
+
+
+def test_fp64_factors() -> None:
+    setup = pinned_setup(pin(), "cpu", torch.float64, torch.float32, "lossless")
+    inputs = make_inputs(setup, chain_tree(setup, 1, 3))
+    from bole_runtime import set_backend
+
+    set_backend("torch")
+    _, factors = verify(inputs.q, inputs.k, inputs.v, **inputs.arguments)
+    set_backend("triton")
+    with pytest.raises(TypeError, match=r"factors\[0\]\.k: dtype torch\.float64 is served by the torch and reference"):
+        commit(inputs.state, inputs.slots, factors, torch.tensor([2]))
+
+
+@pytest.mark.parametrize("name", ["dtype", "state_dtype"])
+def test_a_warmup_for_fp64(name: str) -> None:
+    sizes = {"key_heads": 1, "value_heads": 1, "dk": 16, "dv": 16, "max_batch": 1, "max_nodes": 4}
+    types = {"dtype": torch.float32, name: torch.float64}
+    with pytest.raises(TypeError, match=rf"^{name}: torch\.float64 is served by the torch and reference backends only"):
+        warmup(**sizes, **types, device="cpu")

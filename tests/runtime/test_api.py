@@ -95,8 +95,9 @@ def test_a_batch_in_slices_equals_the_whole(monkeypatch: pytest.MonkeyPatch) -> 
     state = torch.randn(5, 2, 8, 8, generator=gen)
     accepted = torch.tensor([2, -1, 1, 0, 2])
     results = []
-    for limit in (1 << 26, 2 * 2 * 3 * 3):
-        monkeypatch.setattr(torch_backend, "_MAX_ELEMENTS", limit)
+    # All at once, and two requests at a time: their states are larger than their Gram matrices.
+    for limit in (1 << 28, 2 * 2 * 8 * 8 * 8):
+        monkeypatch.setattr(torch_backend, "_MAX_BYTES", limit)
         pool = state.clone()
         out, factors = verify(**args, state=pool)
         commit(pool, args["slots"], factors, accepted)

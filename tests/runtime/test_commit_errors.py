@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from bole_runtime import Factors, PendingChain, TreeBatch, backends, commit, verify
+from bole_runtime import Factors, PendingChain, TreeBatch, append, backends, commit, flush, verify
 from bole_runtime.kernels.space import Config
 
 B, N, HK, HV, DK, DV, SLOTS = 2, 4, 2, 4, 8, 6, 5
@@ -49,8 +49,8 @@ def pool(*shape: int) -> torch.Tensor:
 
 def ring(capacity: int) -> PendingChain:
     k, v = torch.zeros(SLOTS, capacity, HK, DK), torch.zeros(SLOTS, capacity, HV, DV)
-    counts = torch.zeros(SLOTS, dtype=torch.int32)
-    return PendingChain(k, v, {"g": v[..., 0], "beta": v[..., 1]}, counts, counts)
+    gates = {"g": torch.zeros(SLOTS, capacity, HV), "beta": torch.zeros(SLOTS, capacity, HV)}
+    return PendingChain(k, v, gates, *torch.zeros(2, SLOTS, dtype=torch.int32))
 
 
 CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
@@ -256,9 +256,62 @@ def test_a_variant_is_a_configuration() -> None:
         ),
         ({"k": torch.zeros(B, N, HK, 2 * DK)[..., ::2]}, ValueError, r"factors\[0\]\.k: the last dimension must be"),
         ({"pending": {}}, TypeError, r"factors\[0\]\.pending: expected a PendingChain or None, got dict"),
-        ({"pending": ring(65)}, ValueError, r"factors\[0\]\.pending\.k: the capacity is 65, at most 64 is allowed"),
+        (
+            {"pending": ring(65)},
+            ValueError,
+            r"factors\[0\]\.pending\.k: the capacity, dimension 1, must be 1 to 64, got 65",
+        ),
     ],
 )
 def test_edited_factors(change: dict[str, Any], error: type[Exception], message: str) -> None:
     with pytest.raises(error, match=message):
         call(factors=FACTORS.replace(**change))
+
+
+def edited(**change: Any) -> PendingChain:
+    chain = ring(3)
+    return PendingChain(**{name: change.get(name, getattr(chain, name)) for name in PendingChain.__slots__})
+
+
+COUNTS = torch.zeros(SLOTS, dtype=torch.int32)
+CHAINS: list[tuple[str, PendingChain, type[Exception], str]] = [
+    ("int64 length", edited(length=COUNTS.long()), TypeError, r"\.length: dtype torch\.int64 is not allowed"),
+    ("fp32 length", edited(length=COUNTS.float()), TypeError, r"\.length: dtype torch\.float32 is not allowed"),
+    ("int64 start", edited(start=COUNTS.long()), TypeError, r"\.start: dtype torch\.int64 is not allowed"),
+    ("list", edited(start=[0] * SLOTS), TypeError, r"\.start: expected a torch\.Tensor, got list"),
+    ("counts", edited(length=COUNTS[:-1]), ValueError, r"\.length: expected shape \(5,\)"),
+    ("every second", edited(start=COUNTS.repeat(2)[::2]), ValueError, r"\.start: expected shape \(5,\)"),
+    ("dk", edited(k=torch.zeros(SLOTS, 3, HK, DK // 2)), ValueError, r"\.k: expected shape \(5, 3, 2, 8\)"),
+    ("dv", edited(v=torch.zeros(SLOTS, 3, HV, DV + 1)), ValueError, r"\.v: expected shape \(5, 3, 4, 6\)"),
+    ("slots", edited(k=torch.zeros(SLOTS + 1, 3, HK, DK)), ValueError, r"\.k: expected shape \(5, 3, 2, 8\)"),
+    ("dims", edited(k=torch.zeros(SLOTS, 3, DK)), ValueError, r"\.k: expected \[slots, capacity, HK, dk\]"),
+    ("dtype", edited(k=torch.zeros(SLOTS, 3, HK, DK).half()), TypeError, r"\.k: dtype torch\.float16 is not allowed"),
+    ("stride", edited(k=torch.zeros(SLOTS, 3, HK, 2 * DK)[..., ::2]), ValueError, r"\.k: the last dimension must be"),
+    ("no gates", edited(gates={}), ValueError, r"\.gates: expected exactly \['beta', 'g'\]"),
+    ("gates", edited(gates=None), ValueError, r"\.gates: expected exactly \['beta', 'g'\].*, got NoneType"),
+    ("gate type", edited(gates={"g": 1.0, "beta": 1.0}), TypeError, r"\.gates\['g'\]: expected a torch\.Tensor"),
+    ("nothing", PendingChain(None, None, None, None, None), TypeError, r"\.k: expected a torch\.Tensor, got NoneType"),
+]
+
+
+@pytest.mark.parametrize("layers", [1, 2])
+@pytest.mark.parametrize(("chain", "error", "message"), [c[1:] for c in CHAINS], ids=[c[0] for c in CHAINS])
+def test_edited_pending_chains(chain: PendingChain, error: type[Exception], message: str, layers: int) -> None:
+    # The first layer may be right: what is like it is compared alone.
+    parts = [FACTORS.replace(pending=ring(3))] * (layers - 1) + [FACTORS.replace(pending=chain)]
+    for run in (commit, append):
+        with pytest.raises(error, match=rf"^factors\[{layers - 1}\]\.pending{message}"):
+            run([pool() for _ in parts], torch.tensor([3, 1]), parts, torch.tensor([3, 1]))
+
+
+@pytest.mark.parametrize("chain", [c[1] for c in CHAINS if c[0] not in ("dk", "dv")])
+def test_chains_of_a_flush(chain: PendingChain) -> None:
+    with pytest.raises((TypeError, ValueError), match=r"^pending\."):
+        flush(pool(), torch.tensor([3, 1]), chain)
+
+
+def test_chains_of_layers_that_are_alike_pass() -> None:
+    counts = {"length": COUNTS, "start": COUNTS.clone()}
+    parts = [FACTORS.replace(pending=edited(**counts)) for _ in range(3)]
+    with pytest.raises(AssertionError, match="the backend was reached"):
+        call(pool=[pool() for _ in parts], factors=parts)

@@ -36,12 +36,31 @@ def test_unknown_family_is_named() -> None:
         ({"max_depth": 9, "max_nodes": 4}, ValueError, "max_depth"),
         ({"layers": 0}, ValueError, "layers"),
         ({"dtype": torch.int8}, TypeError, "dtype: torch.int8 is not allowed"),
+        ({"dtype": "bf16"}, TypeError, "dtype: 'bf16' is not allowed"),
+        ({"index_dtype": torch.float32}, TypeError, "index_dtype: torch.float32 is not allowed; allowed: torch.int32,"),
+        ({"index_dtype": None}, TypeError, "index_dtype: None is not allowed"),
+        ({"gate_dtype": "x"}, TypeError, "gate_dtype: 'x' is not allowed"),
+        ({"gate_dtype": torch.int32}, TypeError, "gate_dtype: torch.int32 is not allowed"),
+        ({"precision": ()}, ValueError, "precision: expected at least one profile, got none; known: fast, lossless"),
+        ({"precision": None}, TypeError, "precision: expected a profile"),
+        ({"precision": (["fast"],)}, ValueError, r"precision: \['fast'\] is unknown"),
+        ({"packed": "no"}, TypeError, "packed: expected a bool, got str"),
+        ({"captured": 1}, TypeError, "captured: expected a bool, got int"),
+        ({"progress": "print"}, TypeError, "progress: expected a function"),
+        ({"device": "cuda:99"}, ValueError, "device: 'cuda:99' is no CUDA device of this machine"),
+        ({"device": "meta"}, ValueError, "device: 'meta' is not allowed"),
+        ({"device": "bogus"}, ValueError, "device: 'bogus' is not allowed"),
+        ({"device": 3.5}, TypeError, "device: expected a torch.device"),
         ({"precision": ("fast", "bogus")}, ValueError, "precision: 'bogus' is unknown; known: fast, lossless"),
     ],
 )
 def test_wrong_arguments_are_named(change: dict[str, Any], error: type[Exception], text: str) -> None:
     with pytest.raises(error, match=text):
-        warmup(**{**geometry(), **change}, device="cpu")
+        warmup(**{**geometry(), "device": "cpu", **change})
+
+
+def test_gates_may_be_fp64() -> None:
+    assert warmup(**geometry(gate_dtype=torch.float64, dtype=torch.float64), device="cpu").checked == []
 
 
 @pytest.mark.gpu

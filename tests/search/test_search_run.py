@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 import search_fakes as fakes
 import table_fakes
+from optuna.study import StudyDirection
 
 from bole_codegen.search import deadline, evaluators
 from bole_codegen.search import driver as driver_module
@@ -236,10 +237,72 @@ def test_a_database_that_cannot_be_opened_hides_its_password() -> None:
     assert "secret" not in str(caught.value)
 
 
-@pytest.mark.parametrize(("data", "kept"), [(b"", b""), (b"a\nb\n", b"a\nb\n"), (b"a\nb", b"a\n"), (b"abc", b"")])
+RECORD = b'{"op_code":4,"worker_id":"w"}\n'
+
+
+@pytest.mark.parametrize(
+    ("data", "kept"),
+    [
+        (b"", b""),
+        (2 * RECORD, 2 * RECORD),
+        (RECORD[:-1], b""),
+        (RECORD[:14], b""),
+        *[(9 * RECORD + RECORD[:n], 9 * RECORD) for n in range(1, len(RECORD))],
+        (RECORD + b'{"op_code":4,"x":"' + 9000 * b"a", RECORD),
+        (
+            RECORD + b'{"op_code":4,"x":"' + 9000 * b"a" + b'"}\n',
+            RECORD + b'{"op_code":4,"x":"' + 9000 * b"a" + b'"}\n',
+        ),
+    ],
+)
 def test_repair_cuts_an_unfinished_last_line(tmp_path: Path, data: bytes, kept: bytes) -> None:
     path = tmp_path / "j"
     path.write_bytes(data)
     assert repair(path) == len(data) - len(kept)
     assert path.read_bytes() == kept
     assert os.listdir(tmp_path) != []
+
+
+@pytest.mark.parametrize(
+    "data",
+    [
+        b"my only notes, no newline at end",
+        b'{"a": 1}\n{"b": 2}',
+        b"hello\n",
+        b"[]\n",
+        b"{",
+        b"\n",
+        b"\xff\x00\n",
+        b'{"op_code": "x"}\n',
+        RECORD + b"hello\n",
+        RECORD + b"hello",
+        RECORD + b"\xff" * 5000,
+        RECORD + b'{"b": 2}\n',
+    ],
+)
+def test_a_file_that_is_no_journal_keeps_its_bytes(tmp_path: Path, data: bytes) -> None:
+    path = tmp_path / "notes"
+    path.write_bytes(data)
+    with pytest.raises(StorageError, match=r"notes is no journal.*Nothing was written.*give another file to --storage"):
+        open_storage(str(path))
+    assert path.read_bytes() == data
+
+
+def test_a_folder_and_a_device_are_no_journals(tmp_path: Path) -> None:
+    for where in (tmp_path, Path("/dev/null")):
+        with pytest.raises(StorageError, match="it is no regular file"):
+            open_storage(str(where))
+
+
+@pytest.mark.parametrize("line", ["hello\n", "hello\nhello\n", "[]\n", '{"x": 1}\n'])
+def test_lines_of_others_in_a_journal_in_use_are_named(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "j"
+    storage = open_storage(str(path))
+    other = open_storage(str(path))
+    storage.create_new_study([StudyDirection.MINIMIZE], "one")
+    with open(path, "a") as file:
+        file.write(line)
+    with open(path, "ab") as file:
+        file.write(RECORD)
+    with pytest.raises(StorageError, match=r"cannot read the journal .*j: .*--storage"):
+        other.get_all_studies()

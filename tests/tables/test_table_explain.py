@@ -43,6 +43,8 @@ def entry(problem: Any, **changes: Any) -> Any:
         (("n16", "n0"), "nodes must be at least 1, got 0"),
         (("w32", "w0"), "work must be at least 1, got 0"),
         (("dk128", "dk5000"), "dk = 5000 is above the largest supported value, 4096"),
+        (("n16-d16", "n16-d64"), "trees of 16 nodes are no deeper than depth 16, got 64"),
+        (("n16-d16", "n20-d33"), "trees of 32 nodes are no deeper than depth 32, got 33"),
         (("verify/gdn", "verify/lightning"), "family lightning has no raw gates, only ready"),
     ],
 )
@@ -52,6 +54,11 @@ def test_a_key_that_no_call_can_have_is_refused(
 ) -> None:
     assert cli.main(["--gpu", "h200", action, P.key().replace(*change)]) == 2
     assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("nodes", "depth", "taken"), [(4, 8, 8), (10, 16, 16), (20, 24, 32), (64, 64, 64)])
+def test_depths_go_up_to_the_nearest_bucket_like_nodes(nodes: int, depth: int, taken: int) -> None:
+    assert parse_key(P.key().replace("n16-d16", f"n{nodes}-d{depth}")).depth == taken
 
 
 def test_families_with_ready_gates_alone_are_named_by_them() -> None:

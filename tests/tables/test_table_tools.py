@@ -107,6 +107,18 @@ def test_a_reproduction_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     assert "relative error against the fp64 reference: " in done.stdout
 
 
+def test_a_reproduction_is_of_the_memory_of_the_gpu_named(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    # One layer takes 80 GiB.
+    key = "verify/gdn/dk256-dv256-g1/fp32-sfp32/raw/lossless/n64-d64-p0-w131072"
+    assert cli.main(["--gpu", "h200", "--reproduce", key, "--out", str(tmp_path)]) == 0
+    assert "\nlayers = 1\n" in capsys.readouterr().out
+    assert cli.main(["--gpu", "rtx4090", "--reproduce", key, "--out", str(tmp_path)]) == 2
+    error = capsys.readouterr().err
+    assert f"{key} does not fit NVIDIA GeForce RTX 4090: one layer of this bucket needs 82120 MiB" in error
+    assert cli.main(["--gpu", "b200", "--reproduce", key.replace("131072", "1048576"), "--out", str(tmp_path)]) == 2
+    assert "does not fit NVIDIA B200" in capsys.readouterr().err
+
+
 def test_verify_rechecks_numbers_and_times(tmp_path: Path) -> None:
     works = (1, 2, 4, 8, 16)
     path = fakes.write(tmp_path, *(fakes.entry(P.replace(work=w), median_us=10.0) for w in works))
