@@ -39,7 +39,7 @@ def all_variants(op: str) -> tuple[Variant, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def served(problem: Specialisation) -> bool:
-    """Whether a variant takes a problem at all. Families with a decay a key channel have kernels for some only."""
+    """Whether a variant takes a problem at all. Families with a decay a key channel, or erase keys of their own, have kernels for some."""
     return any(v.applies(problem) is None for v in all_variants(problem.op))
 
 
