@@ -103,7 +103,7 @@ def _check_kernels(spec: RecurrenceSpec) -> None:
 
 
 def _has_erase(spec: RecurrenceSpec, ready: Mapping[str, InputSpec]) -> bool:
-    """Whether the templates erase as a family does: with k, k times a gate, or a key of its own; times what is written."""
+    """Whether the templates erase as a family does: with k, k times a gate, or another key; times what is written."""
     if spec.erase == "none":
         return True
     row, *factors = spec.erase_key

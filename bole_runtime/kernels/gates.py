@@ -7,7 +7,6 @@ from dataclasses import dataclass
 
 from bole_runtime.families import get_family
 
-
 #: Prefixes of strides that a gate would share.
 _TAKEN = frozenset({"q", "k", "v", "o", "w", "s"})
 

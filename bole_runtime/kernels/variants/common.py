@@ -91,7 +91,7 @@ def erases(problem: Problem) -> bool:
 
 
 def plain(problem: Problem) -> bool:
-    """Whether an update is additive or the usual delta rule: its solve is of k k^T, and no rows but k and q are read."""
+    """Whether an update adds or is the usual delta rule: its solve is of k k^T, and no rows but k and q are read."""
     return gate_layout(problem.family, problem.gate_mode).plain
 
 

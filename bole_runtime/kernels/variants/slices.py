@@ -96,7 +96,7 @@ def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tupl
 SLICES = Variant(
     name="slices",
     op="verify",
-    doc="one kernel for a decay a key channel or erase rows of their own: R and a pass over the state, a few channels at a time",
+    doc="one kernel for a decay a key channel or erase rows of their own, a few channels at a time",
     params=PARAMS,
     applies=_applies,
     check=_check,
