@@ -48,4 +48,6 @@ COMBA = RecurrenceSpec(
     erase_write=("k",),
     write_value=("v", "beta"),
     normed=("q", "k", "p"),
+    kernels=True,
+    gate_formula="softplus_sigmoid",
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import TYPE_CHECKING, NoReturn
 
 if TYPE_CHECKING:
@@ -82,26 +83,51 @@ def _check_decay(spec: RecurrenceSpec) -> None:
 
 
 def _check_kernels(spec: RecurrenceSpec) -> None:
-    """Check that the templates have what a family needs: an additive or a delta rule, and no vectors but the decay."""
-    delta = spec.erase == "decayed" and spec.decay != "head" and spec.merged
-    delta = delta and spec.erase_key == ("k", *spec.write_value[1:])
-    vectors = [i for mode in spec.modes for i in spec.node_gates(mode) if not i.scalar]
-    wide = [i for i in _all_parameters(spec) if not i.per_head]
-    if spec.decay == "channel":
-        scalars = all(i.role == "log_decay" for i in vectors) and all(i.shape == ("HV", "dk") for i in wide)
-    else:
-        scalars = not vectors and not wide
-    ready = spec.node_gates("ready")
-    roles = {i.name: i.role for i in ready}
-    written = [roles.get(name, "") for name in spec.write_value[1:]]
-    if not scalars or not (spec.erase == "none" or delta) or written not in ([], ["write_gate"]):
+    """Check that the templates have what a family needs."""
+    ready = {i.name: i for i in spec.node_gates("ready")}
+    written = [ready[name] for name in spec.write_value[1:] if name in ready]
+    if len(written) != len(spec.write_value) - 1 or [i.role for i in written] not in ([], ["write_gate"]):
+        _bad(spec, "kernels: the templates have no such gates or updates")
+    if not _has_erase(spec, ready) or not _has_vectors(spec):
         _bad(spec, "kernels: the templates have no such gates or updates")
     if spec.write_key != ("k",) or spec.output != "after" or len(spec.skip) not in (0, 2):
         _bad(spec, "kernels: the templates write k, read the new state, and skip v times a parameter")
-    if len(ready) != len(written) + (spec.decay in ("scalar", "channel")):
+    used = {i.name for i in written} | ({*spec.erase_key, *spec.erase_write} & ready.keys())
+    if len(ready) != len(used) + (spec.decay in ("scalar", "channel")):
         _bad(spec, "kernels: the templates know a log-decay and a write gate a node")
     if (len(spec.modes) > 1) != bool(spec.gate_formula):
         _bad(spec, "gate_formula: needed for kernels with raw gates, and only then")
+    raw = {i.name for mode in spec.modes if mode != "ready" for i in spec.node_gates(mode)}
+    if spec.unit_gate and spec.unit_gate not in raw:
+        _bad(spec, f"unit_gate: {spec.unit_gate!r} is no raw gate")
+
+
+def _has_erase(spec: RecurrenceSpec, ready: Mapping[str, InputSpec]) -> bool:
+    """Whether the templates erase as a family does: with k, k times a gate, or another key; times what is written."""
+    if spec.erase == "none":
+        return True
+    row, *factors = spec.erase_key
+    gates = [name for name in factors if name not in spec.write_value[1:]]
+    own = (row != "k") + len(gates) + (spec.merged and spec.erase_sign > 0)
+    keys = [name for name in (row, *gates, *spec.erase_write) if name != "k"]
+    if own > 1 or len(spec.erase_write) != 1 or any(n not in ready or ready[n].shape[-1] != "dk" for n in keys):
+        return False
+    if spec.decay == "channel" and row in spec.normed and row != "k":
+        return False
+    # One decay a head: rows of a key of its own beside those of q and k, and what is written is what is taken away.
+    if spec.decay == "channel":
+        return all(ready[n].shape[1] == "HV" for n in keys)
+    return spec.decay != "head" and spec.merged and not gates and tuple(factors) == spec.write_value[1:]
+
+
+def _has_vectors(spec: RecurrenceSpec) -> bool:
+    """Whether the templates take the vectors and parameters of a family."""
+    wide = [i for i in _all_parameters(spec) if not i.per_head]
+    if spec.decay == "channel":
+        return all(i.shape == ("HV", "dk") for i in wide)
+    ready = [i for i in spec.node_gates("ready") if not i.scalar]
+    raw = [i for mode in spec.modes for i in spec.node_gates(mode) if not i.scalar]
+    return not wide and all(i.name in spec.erase_key[:1] for i in ready) and raw == ready * len(spec.modes)
 
 
 def _all_parameters(spec: RecurrenceSpec) -> list[InputSpec]:

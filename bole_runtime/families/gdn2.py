@@ -50,4 +50,6 @@ GDN2 = RecurrenceSpec(
     erase_key=("k", "erase"),
     erase_write=("k",),
     write_value=("v", "write"),
+    kernels=True,
+    gate_formula="channel_gates",
 )

@@ -49,4 +49,7 @@ RWKV7 = RecurrenceSpec(
     erase_key=("a",),
     erase_write=("b",),
     erase_sign=1.0,
+    kernels=True,
+    gate_formula="unit_key",
+    unit_gate="kk",
 )

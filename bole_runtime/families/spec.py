@@ -101,6 +101,7 @@ class RecurrenceSpec:
             key channel are limited.
         gate_formula: how the templates compute ready gates from raw ones (parts/gates.jinja), for a family with
             kernels and raw gates.
+        unit_gate: the raw gate that the formula takes divided by its length.
     """
 
     name: str
@@ -122,11 +123,14 @@ class RecurrenceSpec:
     normed: tuple[str, ...] = ("q", "k")
     kernels: bool = False
     gate_formula: str = ""
+    unit_gate: str = ""
     # Derived once: the hot path of verify() reads these. Gate modes, and the gate names each mode needs and may take.
     modes: tuple[str, ...] = field(init=False)
     #: Whether factors and pending chains hold ready gates (a value a head) or the gates of the call, which are
     #: smaller where gates are vectors.
     keeps_ready: bool = field(init=False)
+    #: Whether an update only adds, or takes away along k what the decayed state has at k, as much as it writes.
+    plain: bool = field(init=False)
     #: The ready input that decays the state, or None.
     log_decay: InputSpec | None = field(init=False, compare=False, repr=False)
     by_name: Mapping[str, InputSpec] = field(init=False, compare=False, repr=False)
@@ -151,6 +155,9 @@ class RecurrenceSpec:
         set_(self, "_options", {m: tuple(i for i in of[m] if not i.shape) for m in modes})
         set_(self, "log_decay", decays[0] if decays else None)
         set_(self, "keeps_ready", all(i.scalar for i in self._node_gates["ready"]))
+        delta = self.erase == "decayed" and self.merged and self.erase_key == ("k", *self.write_value[1:])
+        scalars = all(self.by_name[n].shape[-1:] == ("HV",) for n in self.write_value[1:] if n in self.by_name)
+        set_(self, "plain", (self.erase == "none" or delta) and scalars)
         check_declaration(self)
 
     def gates(self, mode: str) -> tuple[InputSpec, ...]:

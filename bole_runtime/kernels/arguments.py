@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from bole_runtime.kernels.gates import GateLayout, gate_layout
+from bole_runtime.kernels.gates import GateLayout, argument_name, gate_layout
 from bole_runtime.kernels.problem import Problem
 
 _TRITON_TYPES = {"bf16": "bf16", "fp16": "fp16", "fp32": "fp32"}
@@ -56,7 +56,7 @@ def _strides(prefix: str, dims: str, aligned: bool = True) -> tuple[Argument, ..
 
 
 def _pointer(name: str) -> str:
-    return f"{name.lower()}_ptr"
+    return f"{argument_name(name)}_ptr"
 
 
 def _layout(problem: Problem) -> GateLayout:
@@ -72,8 +72,8 @@ def _gate_strides(problem: Problem) -> tuple[Argument, ...]:
     layout = _layout(problem)
     vectors = (n for n in layout.parameters if n in layout.vectors)
     return (
-        *(s for name in layout.nodes for s in _strides(name, "bnh", aligned=name in layout.vectors)),
-        *(s for name in vectors for s in _strides(name.lower(), "h")),
+        *(s for n in layout.nodes for s in _strides(argument_name(n), "bnh", aligned=n in layout.vectors)),
+        *(s for n in vectors for s in _strides(argument_name(n), "h")),
     )
 
 
@@ -90,7 +90,7 @@ def _kept_strides(problem: Problem, prefix: str, dims: str) -> tuple[Argument, .
     layout = _layout(problem)
     if layout.keeps_ready:
         return _strides(f"{prefix}g", dims, aligned=False) if layout.kept else ()
-    each = ((f"{prefix}{name.lower()}", name in layout.vectors) for name in layout.kept)
+    each = ((f"{prefix}{argument_name(name)}", name in layout.vectors) for name in layout.kept)
     return tuple(s for name, vector in each for s in _strides(name, f"{dims}h", aligned=vector))
 
 

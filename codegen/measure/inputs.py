@@ -99,7 +99,7 @@ def _family_gates(
             )
         options = {i.name: i.default or 0.0 for i in spec.options("raw")}
         ready = {name: t.float() for name, t in spec.make_ready["raw"](raw, options).items()}
-        return raw, {**ready, **{i.name: raw[i.name] for i in spec.parameters("ready")}}
+        return raw, {**ready, **{i.name: raw[i.name] for i in spec.gates("ready") if i.mode == "both" and i.shape}}
     for i in (*spec.node_gates("ready"), *spec.parameters("ready")):
         shape = (*(lead if i.shape[0] == "node" else ()), *i.sizes((work.hk, work.hv), (work.dk, work.dv)))
         ready[i.name] = -uniform(*shape) if i.role == "log_decay" else uniform(*shape)

@@ -35,7 +35,7 @@ from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, Variant
-from bole_runtime.kernels.variants.common import channels
+from bole_runtime.kernels.variants.common import channels, plain
 
 #: Microseconds for a kernel to start and drain inside a graph.
 LATENCY = 2.2
@@ -141,7 +141,7 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
         get, "mix", "tf32"
     )
     # Rows that decay by channel meet as fp32.
-    exact = PASSES["tf32x3"] if channels(problem) else 1
+    exact = PASSES["tf32x3"] if channels(problem) or not plain(problem) else 1
     prepare = 4.0 * rows**2 * dk * exact + float(rows) ** 3 * _passes(get, "solve", "tf32x3")
     if len(grids) == 1:
         solve = heads * prepare * tiles if not chunk else grids[0] * 4.0 * rows**2 * bv

@@ -62,7 +62,6 @@ def test_a_gpu_that_is_not_the_one_named_stops(
         ("--gpu h100 --offline --model nosuch", "unknown model"),
         ("--gpu h100 --offline --model qwen3.5-9b --tp 3", "tp = 3 does not divide"),
         ("--gpu h100 --offline --model Falcon-Mamba-7B", "Falcon-Mamba-7B cannot be searched"),
-        ("--gpu h100 --offline --model rwkv-7-0.1b", "RWKV-7-0.1B cannot be searched: its family rwkv7 has no"),
         ("--gpu h200 --explain nonsense", "is no table key"),
         ("--gpu h200 --reproduce verify/nosuch/dk1-dv1-g1/bf16-sfp32/raw/fast/n16-d16-p0-w2", "family 'nosuch'"),
         ("--diff /nowhere/a /nowhere/b", "no table at /nowhere/a"),

@@ -52,6 +52,7 @@ def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
 SSD = USUAL.replace(family="mamba2", dv=64, group=16, qk_l2norm=False)
 CHANNEL = USUAL.replace(family="kda", group=1)
 DELTA = USUAL.replace(family="deltanet", group=1)
+RWKV = USUAL.replace(family="rwkv7", dk=64, dv=64, group=1, qk_l2norm=False)
 PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
 
 
@@ -73,6 +74,10 @@ PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
         ("slices", CHANNEL.replace(precision="lossless", gate_mode="ready", work=32)),
         ("slices", CHANNEL.replace(family="gla", pending=16, qk_l2norm=False)),
         ("steps", CHANNEL.replace(op="commit", precision="lossless", pending=16)),
+        ("slices", CHANNEL.replace(family="gdn2", precision="lossless")),
+        ("slices", USUAL.replace(family="comba", precision="lossless", gate_mode="ready")),
+        ("slices", RWKV.replace(precision="lossless")),
+        ("steps", RWKV.replace(op="commit", pending=16)),
     ],
     ids=lambda x: x if isinstance(x, str) else x.family,
 )

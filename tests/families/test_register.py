@@ -160,7 +160,11 @@ def test_declarations_that_contradict_themselves(changes: dict[str, object], mes
         ("mamba2", {"write_value": ("v",)}, "kernels: the templates know a log-decay and a write gate a node"),
         ("mamba2", {"gate_formula": ""}, "gate_formula: needed for kernels with raw gates"),
         ("lightning", {"gate_formula": "softplus_step"}, "gate_formula: needed for kernels with raw gates"),
-        ("gdn2", {"kernels": True}, "kernels: the templates have no such gates or updates"),
+        ("gdn2", {"write_value": ("v",)}, "kernels: the templates know a log-decay and a write gate a node"),
+        ("gdn2", {"erase_sign": 1.0}, "kernels: the templates have no such gates or updates"),
+        ("comba", {"erase_key": ("p",)}, "kernels: the templates have no such gates or updates"),
+        ("rwkv7", {"normed": ("q", "k", "a")}, "kernels: the templates have no such gates or updates"),
+        ("rwkv7", {"unit_gate": "a"}, "unit_gate: 'a' is no raw gate"),
     ],
 )
 def test_kernels_of_what_the_templates_do_not_have(name: str, changes: dict[str, object], message: str) -> None:

@@ -23,7 +23,7 @@ from bole_runtime.kernels.variants import get_variant, served
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 FP32, FP16 = torch.float32, torch.float16
-NAMES = [name for name in KERNEL_FAMILIES if FAMILIES[name].decay == "channel"]
+NAMES = [name for name in KERNEL_FAMILIES if FAMILIES[name].decay == "channel" and FAMILIES[name].plain]
 STEPS = {"variant": "steps"}
 FUSED = pin("slices", bv=16, commit=STEPS)
 #: Twice as many value heads as key heads, three times, and as many.

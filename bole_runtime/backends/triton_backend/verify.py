@@ -128,7 +128,7 @@ def verify(call: VerifyCall) -> None:
         return
     _check_reach(call)
     problem = verify_problem(call)
-    if call.spec.decay == "channel" and call.variant is None and not served(problem):
+    if (call.spec.decay == "channel" or not call.spec.plain) and call.variant is None and not served(problem):
         _without_kernels(call, problem)
         return
     config, kernels = choose(problem, call.q.device, call.variant)

@@ -41,7 +41,10 @@ def all_variants(op: str) -> tuple[Variant, ...]:
 
 @functools.lru_cache(maxsize=4096)
 def served(problem: Specialisation) -> bool:
-    """Whether a variant takes a problem at all. Families with a decay a key channel have kernels for some only."""
+    """Whether a variant takes a problem at all.
+
+    Families with a decay a key channel, or with erase rows of their own, have kernels for some only.
+    """
     return any(v.applies(problem) is None for v in all_variants(problem.op))
 
 

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from bole_runtime.families import get_family
-from bole_runtime.kernels.gates import gate_layout
+from bole_runtime.kernels.gates import argument_name, gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, Param
 
@@ -90,12 +90,22 @@ def erases(problem: Problem) -> bool:
     return gate_layout(problem.family, problem.gate_mode).erases
 
 
+def plain(problem: Problem) -> bool:
+    """Whether an update adds or is the usual delta rule: its solve is of k k^T, and no rows but k and q are read."""
+    return gate_layout(problem.family, problem.gate_mode).plain
+
+
+def contracts(problem: Problem) -> bool:
+    """Whether values stay in the range of fp16 in a solve by depth: k k^T of normalised rows, times a gate."""
+    return problem.qk_l2norm and erases(problem) and plain(problem)
+
+
 def default_solve(problem: Problem) -> str:
     """Return how a block of all rows is solved without a measurement: by depth where rows are normalised.
 
     Measured on an H200 for 64 nodes and 8 levels: 151 us a layer against 205 (fast), 236 against 320 (lossless).
     """
-    return solves(problem.precision, problem.qk_l2norm and erases(problem))[-1]
+    return solves(problem.precision, contracts(problem))[-1]
 
 
 def solve_context(problem: Problem, config: Config) -> dict[str, Any]:
@@ -133,9 +143,21 @@ def check_one_decay(problem: Problem) -> str | None:
     return supports_family(problem)
 
 
+def check_plain(problem: Problem) -> str | None:
+    """Reason why a variant whose updates add, or erase along k with k, cannot serve a family, or None."""
+    if not plain(problem):
+        return f"family {problem.family!r} erases with rows of its own, which this variant does not take"
+    return supports_family(problem)
+
+
+def check_usual(problem: Problem) -> str | None:
+    """Reason why a variant for one decay a node and updates along k alone cannot serve a family, or None."""
+    return check_one_decay(problem) or check_plain(problem)
+
+
 def row_dots(problem: Problem) -> tuple[str, ...]:
     """Return the values of ``state_dot`` that keep the precision profile of a verification, best first."""
-    if channels(problem):
+    if channels(problem) or not plain(problem):
         return ("tf32",) if problem.precision == "fast" else ("tf32x3",)
     return state_dots(problem.in_dtype, problem.state_dtype, problem.precision)
 
@@ -151,7 +173,7 @@ def narrow(problem: Problem, gpu: GpuLimits) -> dict[str, Callable[[Any], bool]]
         "bk": lambda v: min(128, power_of_two(problem.dk, 32)) <= v <= power_of_two(problem.dk, 32),
         "state_dot": lambda v: v in dots,
         "mix": lambda v: v in mixes(problem.precision),
-        "solve": lambda v: v in solves(problem.precision, problem.qk_l2norm and erases(problem)),
+        "solve": lambda v: v in solves(problem.precision, contracts(problem)),
         "stack": lambda v: not v or erases(problem),
         "row_block": lambda v: v <= rows,
         "chunk": lambda v: v <= rows,
@@ -194,6 +216,11 @@ def constants(problem: Problem, extra: dict[str, tuple[Any, str]]) -> list[tuple
     return [(name, value, doc) for name, (value, doc) in {**base, **extra}.items()]
 
 
+def named(gates: Iterable[str]) -> tuple[str, ...]:
+    """What gates are named in kernels."""
+    return tuple(argument_name(gate) for gate in gates)
+
+
 def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) -> dict[str, Any]:
     """Everything a template reads: module constants and the switches that shape its text."""
     gates = gate_layout(problem.family, problem.gate_mode)
@@ -201,10 +228,10 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "constants": constants(problem, extra),
         "PENDING": problem.pending,
         "RAW": problem.gate_mode != "ready",
-        "GATES": gates.nodes,
+        "GATES": named(gates.nodes),
         "READY": gates.ready,
-        "PARAMETERS": () if gates.decay_per_head else tuple(n.lower() for n in gates.parameters),
-        "OPTIONAL": tuple(n.lower() for n in gates.parameters if n in gates.optional),
+        "PARAMETERS": () if gates.decay_per_head else named(gates.parameters),
+        "OPTIONAL": named(n for n in gates.parameters if n in gates.optional),
         "FORMULA": gates.formula,
         "FORMULA_OPTIONS": gates.formula_options,
         "DECAY": gates.decay,
@@ -212,9 +239,24 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "CHANNEL": gates.decay_per_channel,
         "KEEPS_READY": gates.keeps_ready,
         "KEPT": gates.kept,
-        "VECTORS": tuple(name.lower() for name in sorted(gates.vectors)),
-        "WRITE": gates.write,
+        "VECTORS": named(sorted(gates.vectors - gates.value_vectors)),
+        "VALUE_VECTORS": named(sorted(gates.value_vectors)),
+        "KEY_HEADS": named(sorted(gates.key_heads)),
+        "PASSED": named(n for n in gates.nodes if n in gates.ready),
+        "UNIT": gates.unit,
+        "WRITE": gates.write if gates.write not in gates.value_vectors else "",
+        "VALUE_WRITE": gates.write if gates.write in gates.value_vectors else "",
         "ERASE": gates.erases,
+        "PLAIN": gates.plain,
+        "ERASED": "k" if gates.plain else "f",
+        "ROW": "k" if gates.plain or gates.erase_row == "k" else "f",
+        "ERASE_ROW": gates.erase_row,
+        "ERASE_GATE": gates.erase_gate,
+        "ERASE_SCALE": gates.erase_scale,
+        "ERASE_SIGN": gates.erase_sign,
+        "ERASE_WRITE": gates.erase_write,
+        "ERASE_NORMED": problem.qk_l2norm and gates.erase_row in get_family(problem.family).normed,
+        "UNDECAYED": gates.undecayed,
         "SKIP": gates.skip.lower(),
         "L2NORM": problem.qk_l2norm,
         "SCALED": scaled(problem),
@@ -241,6 +283,8 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "spec_line": spec_line(problem),
     }
     out.update(more)
+    # Sums of one decay a head down the tree, of all rows at once.
+    out["PATH_SUMS"] = out["WHOLE"] or not (gates.plain or gates.decay_per_channel)
     return out
 
 
@@ -249,7 +293,8 @@ def exact_norms(problem: Problem) -> bool:
 
     A repeated key meets itself at every node, and a rounding of its length adds up: 128 nodes make 1e-7 1e-5.
     """
-    return problem.qk_l2norm and erases(problem) and problem.precision != "fast"
+    merged = not gate_layout(problem.family, problem.gate_mode).erase_write
+    return problem.qk_l2norm and erases(problem) and merged and problem.precision != "fast"
 
 
 def spec_line(problem: Problem, state: bool = True) -> str:

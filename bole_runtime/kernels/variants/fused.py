@@ -16,7 +16,7 @@ PARAMS = (c.ORIENT, c.BV, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.PREFETCH, STAC
 def _applies(problem: Problem) -> str | None:
     if c.tile_rows(problem) > 64:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
-    return c.check_one_decay(problem)
+    return c.check_usual(problem)
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
-from bole_runtime.kernels.variants.common import channels, tile_rows
+from bole_runtime.kernels.variants.common import channels, plain, tile_rows
 
 
 def narrow_product(problem: Problem, config: Config) -> bool:
@@ -35,7 +35,8 @@ def check_compiler(problem: Problem, config: Config, narrow: bool, stack: bool =
         return "64 rows by 32 value columns in bf16: ptxas 12.8 (Triton 3.6) miscompiles such products"
     if stack and stacked_product(problem, config["state_dot"], config["mix"]):
         return "64 rows with a 16-bit state as it is: ptxas 12.8 (Triton 3.6) miscompiles such products"
-    if channels(problem) and tile_rows(problem) == 64 and config["warps"] == 8 and config["orient"] == "nodes":
+    sliced = channels(problem) or not plain(problem)
+    if sliced and tile_rows(problem) == 64 and config["warps"] == 8 and config["orient"] == "nodes":
         return "64 rows with a decay a key channel by 8 warps: seen to read or write out of bounds on an H200"
     rows, columns = tile_rows(problem), config["bv"]
     left, right = (columns, rows) if config["orient"] == "state" else (rows, columns)

@@ -22,7 +22,7 @@ def check_precision(
         "state_dot": c.row_dots(problem) if dots is None else dots,
         "mix": c.mixes(problem.precision),
         # Where nothing is solved, one name will do.
-        "solve": c.solves(problem.precision, problem.qk_l2norm and whole and c.erases(problem)),
+        "solve": c.solves(problem.precision, whole and c.contracts(problem)),
     }
     for name, values in allowed.items():
         if config[name] not in values:
@@ -38,6 +38,8 @@ def _check_solve(problem: Problem, solve: str, whole: bool) -> str:
     other = c.solves(problem.precision)[0]
     if not c.erases(problem):
         return f"nothing is solved for family {problem.family!r}, of which solve={other} is the one name"
+    if not c.plain(problem):
+        return f"solve={solve} has the range for products of k with k only; others are solved by solve={other}"
     if not whole:
         return f"rows in several blocks are solved by solve={other}, not by {solve}"
     return f"solve={solve} has the range for l2-normalised rows only; others are solved by solve={other}"

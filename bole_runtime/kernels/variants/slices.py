@@ -1,4 +1,5 @@
-"""One kernel a verification where every key channel decays by itself: rows and state a few channels at a time."""
+"""One kernel a verification where every key channel decays by itself, or what is erased is read with rows of its own:
+rows and state a few channels at a time."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ PARAMS = (c.ORIENT, c.BV, SLICE, c.STATE_DOT, c.MIX, c.SOLVE, c.WARPS, c.STAGES)
 
 
 def _applies(problem: Problem) -> str | None:
-    if not c.channels(problem):
+    if not c.channels(problem) and c.plain(problem):
         return f"family {problem.family!r} has one decay a head, which other variants take at less cost"
     if c.tile_rows(problem) > 64:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
@@ -95,7 +96,7 @@ def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tupl
 SLICES = Variant(
     name="slices",
     op="verify",
-    doc="one kernel for a decay a key channel: R and a pass over the state, a few channels at a time",
+    doc="one kernel for a decay a key channel or erase rows of their own, a few channels at a time",
     params=PARAMS,
     applies=_applies,
     check=_check,

@@ -49,7 +49,7 @@ MAX_ROWS = 128
 def _applies(problem: Problem) -> str | None:
     if c.tile_rows(problem) > MAX_ROWS:
         return f"R of {c.tile_rows(problem)} rows is more than {MAX_ROWS}"
-    return c.check_one_decay(problem)
+    return c.check_usual(problem)
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:

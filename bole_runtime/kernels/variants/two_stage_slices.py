@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bole_runtime.kernels.arguments import verify_arguments
+from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
@@ -37,8 +38,11 @@ MAX_ROWS = 64
 
 
 def _applies(problem: Problem) -> str | None:
-    if not c.channels(problem):
-        return f"family {problem.family!r} has one decay a head, which other variants take at less cost"
+    gates = gate_layout(problem.family, problem.gate_mode)
+    if not gates.decay_per_channel:
+        return f"family {problem.family!r} has no decay a key channel, and other variants take it at less cost"
+    if not gates.plain:
+        return f"family {problem.family!r} erases by rows of its own, which this variant does not take"
     if c.tile_rows(problem) > MAX_ROWS:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
     return c.supports_family(problem)

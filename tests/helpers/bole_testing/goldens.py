@@ -45,6 +45,7 @@ _MAMBA2 = {"family": "mamba2", "dk": 128, "dv": 64, "group": 16, "qk_l2norm": Fa
 _LIGHTNING = {"family": "lightning", "group": 1, "qk_l2norm": False}
 _GLA = {"family": "gla", "group": 1, "qk_l2norm": False}
 _DELTANET = {"family": "deltanet", "group": 1}
+_RWKV7 = {"family": "rwkv7", "dk": 64, "dv": 64, "group": 1, "qk_l2norm": False}
 #: Every template, both gate modes and profiles, with and without a pending chain, one block of rows and several.
 GOLDENS: dict[str, Golden] = {
     "verify_fused_ready_lossless": _golden("fused", {"bv": 32}),
@@ -80,6 +81,12 @@ GOLDENS: dict[str, Golden] = {
     "commit_steps_kda_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="kda", group=1, gate_mode="raw"),
     "verify_fused_deltanet_raw_fast": _golden("fused", {"bv": 32}, **_DELTANET, **_RAW_FAST),
     "commit_deltanet_raw_lossless": _golden("path", {}, gate_mode="raw", **_DELTANET),
+    "verify_slices_gdn2_raw_fast": _golden("slices", {}, family="gdn2", group=1, **_RAW_FAST),
+    "verify_slices_comba_ready_lossless_pending": _golden("slices", {"bv": 32}, family="comba", pending=16),
+    "verify_slices_rwkv7_raw_lossless": _golden("slices", {}, gate_mode="raw", **_RWKV7),
+    "commit_steps_gdn2_ready": _golden("steps", {}, family="gdn2", group=1),
+    "commit_steps_comba_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="comba", gate_mode="raw"),
+    "commit_steps_rwkv7_raw": _golden("steps", {}, gate_mode="raw", **_RWKV7),
     "tree_conv_silu": _conv_golden("gather"),
     "tree_conv_bias_dynamic_pending": _conv_golden(
         "gather", width=3, length=3, state_dtype="fp32", bias=True, silu=False, dynamic=True, pending=16

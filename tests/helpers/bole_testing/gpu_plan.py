@@ -216,6 +216,12 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("kda", _entry(pin("slices", bv=128, stages=3, commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
     FamilyEntry("gla", _entry(pin("slices", bv=64, commit=_STEPS), mode="ready", pending=16)),
     FamilyEntry("gla", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
+    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
+    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), "fast", nodes=60, heads=(2, 2), mode="ready")),
+    FamilyEntry("comba", _entry(pin("slices", commit=_STEPS), pending=16, capture=True)),
+    FamilyEntry("comba", _entry(pin("slices", bv=32, commit=_STEPS), "fast", nodes=20, dims=ODD, packed=True)),
+    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), nodes=16, dims=(64, 64), heads=(2, 2), capture=True)),
+    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), "fast", nodes=60, dims=(64, 64), mode="ready")),
 )
 
 
