@@ -303,8 +303,8 @@ def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_ec598c35(
         k = k.to(tl.float32)
         q = q.to(tl.float32)
         whole = channel_sums(mask, g)
-        # Sums are at most 0, those of padding rows 0.
         lowest = tl.min(whole, axis=0)
+        # Sums are at most 0, and some are close to that.
         wide = lowest < -WIDEST
         wide = wide | (tl.max(tl.maximum(tl.abs(k), tl.abs(q)), axis=0) > 1.0e17)
         strong += tl.sum(wide.to(tl.int32), axis=0)
@@ -337,8 +337,8 @@ def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_ec598c35(
         k = k.to(tl.float32)
         q = q.to(tl.float32)
         whole = channel_sums(mask, g)
-        # Sums are at most 0, those of padding rows 0.
         lowest = tl.min(whole, axis=0)
+        # Sums are at most 0, and some are close to that.
         wide = lowest < -WIDEST
         wide = wide | (tl.max(tl.maximum(tl.abs(k), tl.abs(q)), axis=0) > 1.0e17)
         rank = tl.cumsum(wide.to(tl.int32), axis=0)

@@ -403,8 +403,8 @@ def kda_verify_slices_k128v128g1_bf16_sfp32_ready_lossless_n16_013c8f98(
         k = scaled_rows(k, k_scale)
         q = scaled_rows(q, q_scale)
         whole, part = channel_sums(mask, g)
-        # Sums are at most 0, those of padding rows 0.
         lowest = tl.min(whole + part, axis=0)
+        # Sums are at most 0, and some are close to that.
         wide = lowest < -WIDEST
         strong += tl.sum(wide.to(tl.int32), axis=0)
         span = tl.where(wide[None, :], 0.0, (whole - tl.floor(lowest * 0.5)[None, :]) + part)
@@ -432,8 +432,8 @@ def kda_verify_slices_k128v128g1_bf16_sfp32_ready_lossless_n16_013c8f98(
         k = scaled_rows(k, k_scale)
         q = scaled_rows(q, q_scale)
         whole, part = channel_sums(mask, g)
-        # Sums are at most 0, those of padding rows 0.
         lowest = tl.min(whole + part, axis=0)
+        # Sums are at most 0, and some are close to that.
         wide = lowest < -WIDEST
         rank = tl.cumsum(wide.to(tl.int32), axis=0)
         for at in range(0, tl.sum(wide.to(tl.int32), axis=0)):
