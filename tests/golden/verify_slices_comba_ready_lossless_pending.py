@@ -233,6 +233,15 @@ def solve_triangle(p, a, SIZE: tl.constexpr):
 
 
 @triton.jit
+def gram(x, y):
+    """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
+
+    One tf32 term of fp32 inputs would make keys of a length that is not 1: an error that repeated keys add up.
+    """
+    return tl.dot(x, tl.trans(y))
+
+
+@triton.jit
 def row_products(x, y, acc):
     """acc + x y^T of fp32 node rows, fp32.
 
@@ -266,7 +275,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_9e0c21de(
+def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -440,8 +449,13 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_9e0c21de(
     pending_base = pp_ptr + kept * stride_pps + kh * stride_pph
     whole_rows += load_rows(pending_base, stride_ppn, ring, is_pending, 0, DK, DK_PAD).to(tl.float32)
     f_scale = row_scale(tl.sum(whole_rows * whole_rows, axis=1))
-    k_scale = row_scale(tl.sum(k_all.to(tl.float32) * k_all.to(tl.float32), axis=1))
-    q_scale = row_scale(tl.sum(q_all.to(tl.float32) * q_all.to(tl.float32), axis=1))
+    k_squares = diagonal(gram(k_all, k_all))
+    q_squares = diagonal(gram(q_all, q_all))
+    k_scale = row_scale(k_squares)
+    q_scale = row_scale(q_squares)
+    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
+        k_squares = diagonal(gram(scaled_rows(k_all, k_scale), scaled_rows(k_all, k_scale)))
+        q_squares = diagonal(gram(scaled_rows(q_all, q_scale), scaled_rows(q_all, q_scale)))
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
     state_cols = (cols < DV) & (slot >= 0)
     qs = tl.zeros([ROWS, BV], dtype=tl.float32)
@@ -449,8 +463,6 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_9e0c21de(
     ks = tl.zeros([ROWS, BV], dtype=tl.float32)
     erase = tl.zeros([ROWS, ROWS], dtype=tl.float32)
     f_squares = tl.zeros([ROWS], dtype=tl.float32)
-    q_squares = tl.zeros([ROWS], dtype=tl.float32)
-    k_squares = tl.zeros([ROWS], dtype=tl.float32)
     for d0 in tl.range(0, DK, BK, num_stages=STAGES):
         k = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
@@ -481,8 +493,6 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_9e0c21de(
         k = scaled_rows(k, k_scale)
         q = scaled_rows(q, q_scale)
         f = scaled_rows(f, f_scale)
-        q_squares += tl.sum(q * q, axis=1)
-        k_squares += tl.sum(k * k, axis=1)
         f_squares += tl.sum(f * f, axis=1)
         products = row_products(q, k, products)
         erase = row_products(f, k, erase)

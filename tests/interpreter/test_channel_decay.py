@@ -41,6 +41,16 @@ PROBLEMS: dict[str, tuple[Pin, Draw]] = {
     "pending": (pin("slices", orient="state", bv=16, commit=STEPS), draw((5, 11), THREE, (20, 36), pending=5)),
     "inverse": (pin("slices", bv=16, solve="fp32", commit=STEPS), draw((11, 3), ONE, (100, 24))),
     "many": (pin("slices", bv=32, commit=STEPS), draw((50, 33), ONE, (24, 40))),
+    "two kernels": (pin("two_stage_slices", bv=16, commit=STEPS), draw((13, 9), TWO, (40, 20), packed=True)),
+    "two kernels, pending": (
+        pin("two_stage_slices", slice=16, orient="state", bv=16, commit=STEPS),
+        draw((5, 11), THREE, (20, 36), pending=5),
+    ),
+    "two kernels, walk": (
+        pin("two_stage_slices", programs=128, prefetch=False, bv=16, commit=STEPS),
+        draw((11, 3), TWO, (24, 40)),
+    ),
+    "two kernels, many": (pin("two_stage_slices", bv=32, slice=64, commit=STEPS), draw((50, 33), ONE, (72, 24))),
 }
 
 

@@ -18,11 +18,13 @@ from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.slices import SLICES
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
+from bole_runtime.kernels.variants.two_stage_slices import TWO_STAGE_SLICES
 
 _ALL: tuple[Variant, ...] = (
     FUSED,
     TWO_STAGE,
     CHUNKED,
+    TWO_STAGE_SLICES,
     SLICES,
     COMMIT_STEPS,
     COMMIT_BLOCKS,

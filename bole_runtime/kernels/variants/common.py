@@ -271,6 +271,8 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "REFINED": False,
         "WHOLE": False,
         "PERSIST": False,
+        "DECAYED": False,
+        "ROW_TYPE": "",
         "UNREAD": False,
         "LOG2E": math.log2(math.e),
         "ONE_SUM": problem.precision == "fast" and problem.op == "verify",

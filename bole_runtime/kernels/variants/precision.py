@@ -7,16 +7,19 @@ from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import common as c
 
 
-def check_precision(problem: Problem, config: Config, whole: bool = False) -> str | None:
+def check_precision(
+    problem: Problem, config: Config, whole: bool = False, dots: tuple[str, ...] | None = None
+) -> str | None:
     """Reason why the precision parameters of a verify configuration do not fit the problem, or None.
 
     Args:
         problem: the problem.
         config: the configuration.
         whole: all rows are solved in one block.
+        dots: values of ``state_dot`` that keep the profile, if not those of :func:`row_dots`.
     """
     allowed = {
-        "state_dot": c.row_dots(problem),
+        "state_dot": c.row_dots(problem) if dots is None else dots,
         "mix": c.mixes(problem.precision),
         # Where nothing is solved, one name will do.
         "solve": c.solves(problem.precision, whole and c.contracts(problem)),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
@@ -145,7 +147,7 @@ def _line(config: Config, *names: str) -> str:
     return " ".join(f"{name}={config[name]}" for name in names)
 
 
-def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool) -> KernelPlan:
+def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool, **more: Any) -> KernelPlan:
     """The pass over the state that ends every variant which makes R in kernels of its own."""
     rows = c.tile_rows(problem)
     readout = c.context(
@@ -171,6 +173,7 @@ def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool) 
         PREFETCH=config["prefetch"],
         config_line=_line(config, "orient", "bv", "bk", "state_dot", "mix", "programs", "prefetch", "pdl")
         + f" chain={chain}",
+        **more,
     )
     return KernelPlan(
         "verify_readout.py.jinja",

@@ -77,6 +77,10 @@ GOLDENS: dict[str, Golden] = {
     "commit_mamba2_layers_raw_pending": _golden("path", {}, 1, pending=16, gate_mode="raw", **_MAMBA2),
     "commit_steps_lightning_ready_pending": _golden("steps", {}, pending=16, **_LIGHTNING),
     "verify_slices_kda_ready_lossless": _golden("slices", {"bv": 32}, family="kda", group=1),
+    "verify_prepare_slices_kda_raw_fast": _golden("two_stage_slices", {}, family="kda", group=1, **_RAW_FAST),
+    "verify_readout_kda_ready_lossless_pending": _golden(
+        "two_stage_slices", {"prefetch": True, "programs": 0}, 1, family="kda", group=1, pending=16
+    ),
     "verify_slices_gla_raw_fast_pending": _golden("slices", {}, pending=16, **_GLA, **_RAW_FAST),
     "commit_steps_kda_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="kda", group=1, gate_mode="raw"),
     "verify_fused_deltanet_raw_fast": _golden("fused", {"bv": 32}, **_DELTANET, **_RAW_FAST),

@@ -1,0 +1,191 @@
+"""A decay a key channel in two kernels: R and decayed rows; then one pass over the state."""
+
+from __future__ import annotations
+
+from bole_runtime.kernels.arguments import verify_arguments
+from bole_runtime.kernels.gates import gate_layout
+from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
+from bole_runtime.kernels.variants import common as c
+from bole_runtime.kernels.variants.miscompiled import check_compiler
+from bole_runtime.kernels.variants.precision import check_precision
+from bole_runtime.kernels.variants.slices import WIDEST
+from bole_runtime.kernels.variants.two_stage import CHAIN, MIX_STORE, PREPARE_WARPS, readout_grid, readout_plan
+
+SLICE = Param("slice", (16, 32, 64, 128), "key channels the first kernel works on at a time")
+PREPARE_STAGES = Param("prepare_stages", (1, 2, 3), "slices under way at a time in the first kernel")
+PARAMS = (
+    c.ORIENT,
+    c.BV,
+    c.BK,
+    c.STATE_DOT,
+    c.MIX,
+    c.SOLVE,
+    c.WARPS,
+    c.STAGES,
+    c.PROGRAMS,
+    c.PREFETCH,
+    SLICE,
+    PREPARE_WARPS,
+    PREPARE_STAGES,
+    MIX_STORE,
+    c.PDL,
+    CHAIN,
+)
+
+#: R of more rows does not fit a program.
+MAX_ROWS = 64
+
+
+def _applies(problem: Problem) -> str | None:
+    gates = gate_layout(problem.family, problem.gate_mode)
+    if not gates.decay_per_channel:
+        return f"family {problem.family!r} has no decay a key channel, and other variants take it at less cost"
+    if not gates.plain:
+        return f"family {problem.family!r} erases by rows of its own, which this variant does not take"
+    if c.tile_rows(problem) > MAX_ROWS:
+        return f"R of {c.tile_rows(problem)} rows does not fit a program"
+    return c.supports_family(problem)
+
+
+def dots(problem: Problem) -> tuple[str, ...]:
+    """Return the values of ``state_dot`` that keep the profile: decayed rows can be rounded to bf16 as a state can."""
+    bf16 = problem.precision == "fast" and problem.in_dtype == "bf16"
+    return ("bf16", *c.row_dots(problem)) if bf16 else c.row_dots(problem)
+
+
+def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
+    rows = c.tile_rows(problem)
+    reason = check_precision(problem, config, whole=True, dots=dots(problem)) or c.check_tile(problem, config)
+    if reason:
+        return reason
+    if config["bk"] != c.power_of_two(problem.dk, 32):
+        return "decayed rows are read whole"
+    if rows == 64 and c.power_of_two(problem.dk) < 64:
+        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over so few channels"
+    if config["slice"] > c.power_of_two(problem.dk):
+        return f"slice={config['slice']} is wider than dk={problem.dk}"
+    if config["prepare_warps"] * 16 > rows * 4:
+        return f"prepare_warps={config['prepare_warps']} have no work on {rows} rows"
+    if rows * config["slice"] > 128 * 32 * config["prepare_warps"]:
+        return "rows of a slice do not fit the registers of the first kernel"
+    if config["slice"] < 64 and rows == 64:
+        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over so few channels"
+    if config["prepare_stages"] > 1 and config["slice"] >= c.power_of_two(problem.dk):
+        return "one slice is no loop to pipeline"
+    if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16"):
+        return "R in bf16 is for the fast profile and a bf16 product"
+    if config["pdl"] and gpu.compute_capability < (9, 0):
+        return "programmatic launch needs compute capability 9.0"
+    if config["chain"] and not config["pdl"]:
+        return "a chain of programmatic launches begins with the second kernel"
+    reason = check_compiler(problem, config, narrow=config["programs"] > 0)
+    return reason or c.check_blocks(problem, config)
+
+
+def _default(problem: Problem, gpu: GpuLimits) -> Config:
+    rows, dk = c.tile_rows(problem), c.power_of_two(problem.dk, 32)
+    bv = min(64, c.power_of_two(problem.dv), 64 * 128 // min(256, dk))
+    fast = problem.precision == "fast"
+    tiles = problem.work * -(-problem.dv // bv)
+    # Of 64 rows, ptxas 12.8 makes the descriptor of a product in the walk depend on the way there.
+    programs = 512 if fast and rows <= 32 else 384 if rows == 16 else 0
+    walk = 0 < 2 * programs <= tiles and dk <= 256
+    # Three products of tf32 terms: fp32 rows and the state fit the registers with the state on the left alone.
+    left = not fast and rows == 32 and bv >= 64
+    hopper = gpu.compute_capability >= (9, 0)
+    return TWO_STAGE_SLICES.config(
+        {
+            "orient": "state" if left else "nodes",
+            "bv": bv,
+            "bk": dk,
+            "state_dot": dots(problem)[0],
+            "mix": c.mixes(problem.precision)[0],
+            "solve": c.default_solve(problem),
+            "warps": c.default_warps(problem, bv),
+            "stages": 1,
+            "programs": programs if walk else 0,
+            "prefetch": not walk,
+            "slice": min({16: 32, 32: 32 if fast else 16, 64: 64}[rows], c.power_of_two(problem.dk)),
+            "prepare_warps": rows // 16,
+            "prepare_stages": 1,
+            "mix_store": "bf16" if fast else "fp32",
+            "pdl": hopper,
+            "chain": hopper,
+        }
+    )
+
+
+def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
+    rows = c.tile_rows(problem)
+    row_type = "bf16" if config["state_dot"] == "bf16" else "fp32"
+    prepare = c.context(
+        problem,
+        {
+            "ROWS": (rows, "pending tokens and nodes of a request"),
+            "BK": (config["slice"], "key dims read at a time"),
+            "STAGES": (config["prepare_stages"], "slices under way at a time"),
+            "LEVELS": c.solve_levels(rows),
+            "WIDEST": (WIDEST, "range of a channel's sums of gates whose exponentials, of either sign, fp32 holds"),
+        },
+        MIX_STORE=config["mix_store"],
+        ROW_TYPE=row_type,
+        WEIGHTS=2,
+        PDL=config["pdl"],
+        CHAIN=config["chain"],
+        MAKES_R=True,
+        EXACT_NORMS=c.exact_norms(problem),
+        **c.solve_context(problem, config),
+        spec_line=c.spec_line(problem, state=False),
+        config_line=" ".join(
+            f"{name}={config[name]}"
+            for name in ("solve", "slice", "prepare_stages", "state_dot", "mix_store", "pdl", "chain")
+        ),
+    )
+    return (
+        KernelPlan(
+            "verify_prepare_slices.py.jinja",
+            c.stem(problem, "verify_prepare_slices", state=False),
+            prepare,
+            config["prepare_warps"],
+            1,
+            verify_arguments(problem),
+            c.SCRATCH,
+            pdl=config["chain"],
+        ),
+        readout_plan(
+            problem,
+            config,
+            config["mix_store"],
+            config["chain"],
+            DECAYED=True,
+            ROW_TYPE=row_type,
+            SCALED=False,
+            WEIGHTS=2,
+        ),
+    )
+
+
+def _grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
+    return ((batch * heads,), readout_grid(problem, config, batch * heads))
+
+
+def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tuple[int, int]:
+    rows, dk = c.tile_rows(problem), c.power_of_two(problem.dk)
+    decayed = 2 * rows * dk // (2 if config["state_dot"] == "bf16" else 1)
+    return batch * heads * (rows * rows + decayed), batch * heads * 2 * rows
+
+
+TWO_STAGE_SLICES = Variant(
+    name="two_stage_slices",
+    op="verify",
+    doc="a decay a key channel in two kernels: R and decayed rows of a head; then one pass over the state",
+    params=PARAMS,
+    applies=_applies,
+    check=_check,
+    default=_default,
+    plans=_plans,
+    grids=_grids,
+    workspace=_workspace,
+    narrow=lambda problem, gpu: {**c.narrow(problem, gpu), "state_dot": lambda v: v in dots(problem)},
+)
