@@ -45,6 +45,8 @@ def _applies(problem: Problem) -> str | None:
         return f"family {problem.family!r} erases by rows of its own, which this variant does not take"
     if c.tile_rows(problem) > MAX_ROWS:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
+    if c.tile_rows(problem) == 64 and c.power_of_two(problem.dk) < 64:
+        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over less than 64 channels"
     return c.supports_family(problem)
 
 
@@ -61,8 +63,6 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return reason
     if config["bk"] != c.power_of_two(problem.dk, 32):
         return "decayed rows are read whole"
-    if rows == 64 and c.power_of_two(problem.dk) < 64:
-        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over so few channels"
     if config["slice"] > c.power_of_two(problem.dk):
         return f"slice={config['slice']} is wider than dk={problem.dk}"
     if config["prepare_warps"] * 16 > rows * 4:
@@ -70,7 +70,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     if rows * config["slice"] > 128 * 32 * config["prepare_warps"]:
         return "rows of a slice do not fit the registers of the first kernel"
     if config["slice"] < 64 and rows == 64:
-        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over so few channels"
+        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over less than 64 channels"
     if config["prepare_stages"] > 1 and config["slice"] >= c.power_of_two(problem.dk):
         return "one slice is no loop to pipeline"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16"):

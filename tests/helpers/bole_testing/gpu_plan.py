@@ -206,7 +206,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("deltanet", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, types=(FP16, FP16))),
     FamilyEntry("deltanet", _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=100, mode="ready")),
     FamilyEntry("kda", _entry(pin("slices", commit=_STEPS), heads=(2, 2), mode="ready", capture=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
+    FamilyEntry("kda", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
     FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_STEPS), nodes=20, dims=ODD, heads=(1, 3), packed=True)),
     FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
     FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_BLOCKS), nodes=16, heads=(2, 2), capture=True)),
@@ -221,13 +221,13 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("kda", _entry(pin("two_stage_slices", slice=64, commit=_STEPS), "fast", nodes=60, packed=True)),
     FamilyEntry("kda", _entry(pin("two_stage_slices", commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
     FamilyEntry("gla", _entry(pin("two_stage_slices", commit=_STEPS), "fast", nodes=30, dims=ODD, heads=(1, 3))),
-    FamilyEntry("gla", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=33, capture=True)),
+    FamilyEntry("gla", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=31, capture=True)),
     FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
-    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), "fast", nodes=60, heads=(2, 2), mode="ready")),
+    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), "fast", nodes=30, heads=(2, 2), mode="ready")),
     FamilyEntry("comba", _entry(pin("slices", commit=_STEPS), pending=16, capture=True)),
     FamilyEntry("comba", _entry(pin("slices", bv=32, commit=_STEPS), "fast", nodes=20, dims=ODD, packed=True)),
     FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), nodes=16, dims=(64, 64), heads=(2, 2), capture=True)),
-    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), "fast", nodes=60, dims=(64, 64), mode="ready")),
+    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), "fast", nodes=30, dims=(64, 64), mode="ready")),
 )
 
 
