@@ -116,7 +116,7 @@ def main() -> int:
 
 
 def stop(*_: object) -> None:
-    """End at once. Leaving the pool would wait for what its processes compile, and for good where one died at its queue."""
+    """End at once: leaving the pool waits for what is being compiled, and for good if a process died at its queue."""
     for child in active_children():
         child.kill()
     os._exit(130)
