@@ -224,7 +224,7 @@ class StateManager:
         which = sorted(self.used_slots if slots is None else {self._slots.check(s, "slots") for s in slots})
         if not self.request.chains or not which:
             return
-        flush_slots(self.request, self.config, torch.tensor(which, dtype=torch.int32).to(self.device))
+        flush_slots(self.request, self.config, self.kernels, torch.tensor(which, dtype=torch.int32).to(self.device))
 
     # Rounds
 

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
     from bole_runtime.state.config import StateConfig
     from bole_runtime.state.geometry import LayerGeometry
+    from bole_runtime.state.kernels import KernelChoice
     from bole_runtime.state.request import RequestState
 
 
@@ -208,7 +209,7 @@ def append(
     return actions
 
 
-def flush_slots(request: RequestState, config: StateConfig, slots: torch.Tensor) -> None:
+def flush_slots(request: RequestState, config: StateConfig, kernels: KernelChoice, slots: torch.Tensor) -> None:
     """Fold the chains of some slots of a manager into their states; one launch a geometry."""
     counters = request.counters
     actions = torch.empty(slots.shape[0], dtype=torch.int32, device=slots.device)
@@ -223,6 +224,8 @@ def flush_slots(request: RequestState, config: StateConfig, slots: torch.Tensor)
         groups.setdefault(layer, []).append(CommitLayer(request.pools[n], part))
     for layer, layers in groups.items():
         call = CommitCall(layer.spec, tuple(layers), slots, nothing, tree, config.precision, None, actions)
+        # How many slots are flushed together must not show in their bits where a round's batch does not.
+        call.variant = kernels.of_commit(call)
         get_backend(slots.device, layer.spec).commit(call)
 
 

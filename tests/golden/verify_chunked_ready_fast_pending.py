@@ -2,7 +2,7 @@
 # template: verify_chunked.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 128 pending 16
-# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=tf32, solve=tf32x3, warps=4)
+# config: chunked(bv=32, chunk=32, state_dot=bf16, mix=tf32x3, solve=tf32x3, warps=4)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify chunked, fast."""
 
@@ -199,7 +199,7 @@ def gram(x, y):
 @triton.jit
 def mix_product(x, y, acc):
     """acc + x y for fp32 x and y."""
-    return tl.dot(x, y, acc, input_precision="tf32")
+    return tl.dot(x, y, acc, input_precision="tf32x3")
 
 
 @triton.jit
@@ -220,7 +220,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_4d470e85(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
     q_ptr,
     k_ptr,
     v_ptr,

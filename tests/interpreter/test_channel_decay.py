@@ -176,7 +176,9 @@ def test_other_variants_and_more_rows_are_refused() -> None:
         assert reason == "family 'kda' has a decay a key channel, which this variant does not take"
     assert "miscompiles most of these kernels of 64 rows" in str(get_variant("verify", "slices").applies(problem))
     assert get_variant("verify", "slices").applies(problem.replace(nodes=32)) is None
-    assert "over less than 64 channels" in str(get_variant("verify", "two_stage_slices").applies(problem.replace(dk=32)))
+    assert "over less than 64 channels" in str(
+        get_variant("verify", "two_stage_slices").applies(problem.replace(dk=32))
+    )
     assert served(problem)
     assert not served(problem.replace(pending=16))
     assert served(problem.replace(op="commit", nodes=512))

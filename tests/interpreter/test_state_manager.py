@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -12,6 +13,8 @@ from bole_testing.invariance import check_batch_invariance
 from bole_testing.serving import Server
 
 from bole_runtime import LayerGeometry, StateManager, TreeBatch, set_backend
+from bole_runtime.calls import CommitCall
+from bole_runtime.state import operations
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
@@ -60,6 +63,27 @@ def test_the_pinned_kernel_is_that_of_the_largest_batch() -> None:
             # What is pinned is not what a small batch takes by itself.
             assert alone.variant is largest.variant is None
             assert alone.scratch == 0 < largest.scratch
+
+
+def test_a_flush_takes_the_kernel_of_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[CommitCall] = []
+    monkeypatch.setattr(operations, "get_backend", lambda *_: SimpleNamespace(commit=calls.append))
+    heads = LayerGeometry(16, 32, 16, 16)
+    for invariant in (False, True):
+        manager = StateManager(
+            [heads], slots=64, max_batch=64, max_nodes=2, dtype=torch.float32, batch_invariant=invariant,
+            **POLICIES["deferred"],
+        )  # fmt: skip
+        slots = [manager.allocate() for _ in range(40)]
+        rnd = manager.round(TreeBatch.chain(1, 2), torch.tensor(slots[:1], dtype=torch.int32))
+        q, k, v = (torch.randn(1, 2, n, 16) for n in (16, 16, 32))
+        rnd.verify(0, q, k, v, gates={"g": torch.zeros(1, 2, 32), "beta": torch.ones(1, 2, 32)})
+        rnd.commit(torch.tensor([1]))
+        manager.materialise(slots[:1])
+        manager.materialise()
+    free, pinned = [c.variant for c in calls[:2]], [c.variant for c in calls[2:]]
+    assert free == [None, None]
+    assert pinned[0] == pinned[1] is not None
 
 
 def test_a_decision_is_that_of_torch() -> None:

@@ -8,7 +8,11 @@ from bole_runtime.kernels.variants import common as c
 
 
 def check_precision(
-    problem: Problem, config: Config, whole: bool = False, dots: tuple[str, ...] | None = None
+    problem: Problem,
+    config: Config,
+    whole: bool = False,
+    dots: tuple[str, ...] | None = None,
+    mixes: tuple[str, ...] | None = None,
 ) -> str | None:
     """Reason why the precision parameters of a verify configuration do not fit the problem, or None.
 
@@ -17,10 +21,11 @@ def check_precision(
         config: the configuration.
         whole: all rows are solved in one block.
         dots: values of ``state_dot`` that keep the profile, if not those of :func:`row_dots`.
+        mixes: values of ``mix`` that do, if not those of :func:`mixes` of the profile.
     """
     allowed = {
         "state_dot": c.row_dots(problem) if dots is None else dots,
-        "mix": c.mixes(problem.precision),
+        "mix": c.mixes(problem.precision) if mixes is None else mixes,
         # Where nothing is solved, one name will do.
         "solve": c.solves(problem.precision, whole and c.contracts(problem)),
     }

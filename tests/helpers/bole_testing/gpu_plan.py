@@ -46,10 +46,10 @@ class Setting:
 SERVER = Setting(BF16, FP32, "lossless")
 OTHERS = (
     Setting(BF16, FP32, "fast", Pin("two_stage", (("mix_store", "bf16"), ("pdl", True)))),
-    Setting(FP32, FP32, "lossless", Pin("two_stage", commit=(("variant", "path"),))),
+    Setting(FP32, FP32, "lossless", Pin("two_stage", commit=(("variant", "blocks"),))),
     Setting(FP16, FP32, "lossless", Pin("chunked", (("chunk", 16),))),
     Setting(BF16, BF16, "lossless", Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1)))),
-    Setting(FP16, FP16, "fast", Pin("two_stage", (("programs", 128),), False, (("variant", "path"),))),
+    Setting(FP16, FP16, "fast", Pin("two_stage", (("programs", 128),), False, (("variant", "steps"), ("bv", 16)))),
     Setting(FP32, FP16, "fast", Pin("chunked")),
 )
 
