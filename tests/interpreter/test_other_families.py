@@ -86,7 +86,7 @@ def test_solves_without_decay(label: str, mode: str) -> None:
     run_family_draw(setup, "deltanet", replace(problem, mode=mode))
 
 
-@pytest.mark.parametrize("pinned", [pin("fused", bv=32, commit=STEPS), pin("two_stage", bv=32, commit=PATH)], ids=str)
+@pytest.mark.parametrize("pinned", [pin("fused", bv=32, commit=STEPS), pin("two_stage", bv=32, commit=STEPS)], ids=str)
 @pytest.mark.parametrize("beta", [1.0, 2.0])
 def test_repeated_keys_without_decay(beta: float, pinned: Pin) -> None:
     setup = pinned_setup(pinned, "cpu", FP16, FP32, "lossless")

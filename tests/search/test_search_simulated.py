@@ -30,7 +30,8 @@ FAULTS = {
 
 @pytest.mark.parametrize(("seed", "op"), [(0, "commit"), (1, "commit"), (2, "commit"), (3, "commit"), (0, "verify")])
 def test_a_quarter_of_the_evaluations_come_within_three_percent_of_all(tmp_path: Path, seed: int, op: str) -> None:
-    (target,) = sim.targets(ops=[op])
+    # Commits of families that erase have few configurations.
+    (target,) = sim.targets(ops=[op], families=["mamba2" if op == "commit" else "gdn"])
     names = ("steps", "path") if op == "commit" else ("fused",)
     trials = 19 if op == "commit" else 30
     search = sim.Simulation(
