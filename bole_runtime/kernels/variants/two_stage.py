@@ -68,16 +68,21 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "k rows of two segments, or of an additive family, are not stacked with q rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
-    if config["pdl"] and gpu.compute_capability < (9, 0):
-        return "programmatic launch needs compute capability 9.0"
-    if config["chain"] and not config["pdl"]:
-        return "a chain of programmatic launches begins with the second kernel"
     if config["prefetch"] and config["bk"] < c.power_of_two(problem.dk, 32):
         return "prefetch holds whole rows of the state"
     if config["share"] and not 2 <= problem.group <= 4:
         return f"{problem.group} value heads a key head do not share a program"
-    reason = check_compiler(problem, config, narrow=config["programs"] > 0)
+    reason = check_launches(config, gpu) or check_compiler(problem, config, narrow=config["programs"] > 0)
     return reason or c.check_blocks(problem, config) or _check_shared(problem, config, gpu)
+
+
+def check_launches(config: Config, gpu: GpuLimits) -> str | None:
+    """Reason why two kernels cannot be launched as a configuration says, or None."""
+    if config["pdl"] and gpu.compute_capability < (9, 0):
+        return "programmatic launch needs compute capability 9.0"
+    if config["chain"] and not config["pdl"]:
+        return "a chain of programmatic launches begins with the second kernel"
+    return None
 
 
 def _check_shared(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:

@@ -10,7 +10,14 @@ from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.miscompiled import check_compiler
 from bole_runtime.kernels.variants.precision import check_precision
 from bole_runtime.kernels.variants.slices import WIDEST
-from bole_runtime.kernels.variants.two_stage import CHAIN, MIX_STORE, PREPARE_WARPS, readout_grid, readout_plan
+from bole_runtime.kernels.variants.two_stage import (
+    CHAIN,
+    MIX_STORE,
+    PREPARE_WARPS,
+    check_launches,
+    readout_grid,
+    readout_plan,
+)
 
 SLICE = Param("slice", (16, 32, 64, 128), "key channels the first kernel works on at a time")
 PREPARE_STAGES = Param("prepare_stages", (1, 2, 3), "slices under way at a time in the first kernel")
@@ -75,11 +82,7 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "one slice is no loop to pipeline"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16"):
         return "R in bf16 is for the fast profile and a bf16 product"
-    if config["pdl"] and gpu.compute_capability < (9, 0):
-        return "programmatic launch needs compute capability 9.0"
-    if config["chain"] and not config["pdl"]:
-        return "a chain of programmatic launches begins with the second kernel"
-    reason = check_compiler(problem, config, narrow=config["programs"] > 0)
+    reason = check_launches(config, gpu) or check_compiler(problem, config, narrow=config["programs"] > 0)
     return reason or c.check_blocks(problem, config)
 
 
