@@ -2,6 +2,7 @@
 
     python tools/bench_verify.py --peers sglang --sglang sglang-0.5.23.whl --csv out.csv --json out.json --plot out.png
     python tools/bench_verify.py --batch 1,8,64 --nodes 16,64 --shape ragged,chain --state-dtype fp32,bf16
+    python tools/bench_verify.py --family kda --hk 32 --hv 32 --points 64x16 --peers sglang --sglang DIR
     python tools/bench_verify.py --points 64x16 --variant "fused(...)" --stages --eager
     python tools/bench_verify.py --replot out.json --plot out.png
 
@@ -37,6 +38,7 @@ from verify_bench.rows import Row, row_from_json
 from verify_bench.settings import DeviceLost, Settings
 
 from bole_codegen.measure import copy_bandwidth
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 
 NO_GPU = (
     "bench_verify: no CUDA device is available, so there is nothing to time. --check-only runs the same candidates "
@@ -67,7 +69,8 @@ def build_parser() -> argparse.ArgumentParser:
     add("--batch", type=grid.parse_ints, help="batch sizes, crossed with --nodes")
     add("--nodes", type=grid.parse_ints, help="nodes a request")
     add("--shape", type=_shapes, default=["ragged"], help="chain, ragged, binary, star; or '2,2,2;3,3,3' (%(default)s)")
-    add("--hk", type=int, default=16, help="key heads (%(default)s)")
+    add("--family", choices=KERNEL_FAMILIES, default="gdn", help="recurrence family (%(default)s)")
+    add("--hk", type=int, default=16, help="key heads; of Mamba2 the groups (%(default)s)")
     add("--hv", type=int, default=32, help="value heads (%(default)s)")
     add("--dk", type=int, default=128, help="key head dimension (%(default)s)")
     add("--dv", type=int, default=128, help="value head dimension (%(default)s)")
@@ -75,7 +78,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--out-dtype", choices=list(TORCH_DTYPES), default="bf16", help="output of the timed calls (%(default)s)")
     add("--state-dtype", type=_words, default=["fp32"], help="fp32, bf16, fp16, comma separated (fp32)")
     add("--precision", type=_words, default=["fast", "lossless"], help="profiles, comma separated (both)")
-    add("--gates", choices=["raw", "ready"], default="raw", help="form of the gates (%(default)s)")
+    add("--gates", choices=["raw", "ready"], help="form of the gates; default raw, where the family has raw ones")
     add("--factors", choices=["captured", "alias"], default="captured", help="factor buffers written? (%(default)s)")
     add("--variant", action="append", default=[], metavar="CONFIG", help="also time a pinned configuration; repeatable")
     add("--no-tuned", action="store_true", help="time only the pinned configurations")
@@ -119,6 +122,10 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
             parser.error(f"--peers: {name!r} is not one of {', '.join(PEERS)}")
     if args.hk < 1 or args.hv < 1 or args.hv % args.hk:
         parser.error(f"--hv: {args.hv} is not a positive multiple of --hk {args.hk}")
+    modes = get_family(args.family).modes
+    args.gates = args.gates or ("raw" if "raw" in modes else "ready")
+    if args.gates not in modes:
+        parser.error(f"--gates: {args.family} has {' and '.join(modes)} gates only")
     if args.replays < 10 and not args.check_only:
         parser.error("--replays: the protocol takes the median of at least 10")
     if args.no_tuned and not args.variant:
@@ -197,7 +204,7 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     seed = args.seed if args.seed is not None else secrets.randbits(31)
     record = provenance.collect(seed, argv)
-    peers, missing = load_peers(args.peers, PeerOptions(sglang=args.sglang))
+    peers, missing = load_peers(args.peers, PeerOptions(sglang=args.sglang, family=args.family))
     record["peers"] = {p.name: p.version for p in peers}
     record["peers_missing"] = missing
     for name, reason in missing.items():
@@ -230,6 +237,7 @@ def main(argv: list[str] | None = None) -> int:
     points = grid.expand(
         _sizes(args), args.shape, args.state_dtype, hk=args.hk, hv=args.hv, dk=args.dk, dv=args.dv,
         in_dtype=args.in_dtype, out_dtype=args.out_dtype, gates=args.gates, factors=args.factors,
+        family=args.family,
     )  # fmt: skip
     rows: list[Row] = []
     status = 0

@@ -8,7 +8,7 @@ from verify_bench import oracle
 
 from bole_codegen.measure import make_verify_inputs, relative_error
 from bole_runtime.factors import Factors
-from bole_runtime.families import get_family
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.reference import commit_sequential, verify_sequential
 from bole_runtime.tree import TreeBatch
@@ -33,6 +33,29 @@ def test_verify_agrees_with_the_reference(gates: str, shape: str, state: str, mo
         tree=TreeBatch.from_parents(inputs.parents),
     )  # fmt: skip
     assert relative_error(oracle.verify_outputs(inputs, 1), want) < 1e-12
+
+
+@pytest.mark.parametrize("family", KERNEL_FAMILIES)
+@pytest.mark.parametrize("gates", ["raw", "ready"])
+def test_every_family_agrees_with_the_reference(family: str, gates: str) -> None:
+    spec = get_family(family)
+    if gates not in spec.modes:
+        pytest.skip(f"{family} has no {gates} gates")
+    problem = Problem("verify", family, 16, 8, 2, "bf16", "fp32", gates, "fast", 16, 8, 0, 8)
+    inputs = make_verify_inputs(problem, 2, 4, 3, 9, "ragged", layers=1, seed=5, device="cpu")
+    layer, tree = inputs.layers[0], TreeBatch.from_parents(inputs.parents)
+    want = verify_sequential(
+        layer.q, layer.k, layer.v, gates=layer.gates(gates), state=layer.state, slots=inputs.slots, tree=tree,
+        recurrence=family,
+    )  # fmt: skip
+    assert relative_error(oracle.verify_outputs(inputs, 0), want) < 1e-12
+    accepted = oracle.accepted_nodes(inputs, 3)
+    options = {i.name: i.default or 0.0 for i in spec.options(gates) if i.name != "beta_scale"}
+    factors = Factors(
+        spec, gates, layer.k, layer.v, dict(layer.gates(gates)), 1.0, spec.qk_l2norm, tree, options=options
+    )
+    states = commit_sequential(layer.state, inputs.slots, factors, accepted)
+    assert relative_error(oracle.committed_states(inputs, 0, accepted), states) < 1e-12
 
 
 @pytest.mark.parametrize("count", [1, 2, 4, 50])

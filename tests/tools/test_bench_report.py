@@ -102,7 +102,7 @@ def test_a_result_without_a_time_never_shows_one() -> None:
     assert cells["lossless x"] == "-"
     assert cells["err lossless"] == "1.0e-01"
     assert table.note_lines(make_row()) == [
-        "  B8 N16 ragged HK16/HV32 128x128 state fp32 raw gates: lossless: wrong: error 1e-1 against fp64"
+        "  gdn B8 N16 ragged HK16/HV32 128x128 state fp32 raw gates: lossless: wrong: error 1e-1 against fp64"
     ]
 
 

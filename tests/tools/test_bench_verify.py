@@ -10,11 +10,12 @@ from pathlib import Path
 import bench_verify
 import pytest
 import torch
-from verify_bench import candidates, commit, measure, oracle
+from verify_bench import candidates, commit, measure, oracle, table
 from verify_bench.grid import Point
 from verify_bench.settings import DeviceLost, Settings, reason_of
 
 from bole_codegen.measure import CaptureError, Timing, host_overhead_us
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 
 SMALL = ["--hk", "2", "--hv", "4", "--dk", "16", "--dv", "8", "--layers", "2", "--seed", "5"]
 POINT = Point(3, 9, "ragged", 2, 4, 16, 8, "bf16", "fp32", "bf16", "raw", "captured")
@@ -134,6 +135,17 @@ def test_a_point_is_checked_and_timed(timed: Settings, factors: str, gates: str)
     assert {p: r.status for p, r in row.commit.items()} == {"fast": "ok", "lossless": "ok"}
     assert row.round_us("lossless") > row.results["lossless"].us
     assert row.depth > 0
+
+
+@pytest.mark.parametrize("family", KERNEL_FAMILIES)
+def test_every_family_has_a_row(timed: Settings, family: str) -> None:
+    modes = get_family(family).modes
+    gates = "raw" if "raw" in modes else "ready"
+    row = measure.run_point(Point(**{**vars(POINT), "family": family, "gates": gates}), timed, seed=11)
+    assert row.note == ""
+    assert {name: r.status for name, r in {**row.results, **row.commit}.items()} == {"fast": "ok", "lossless": "ok"}
+    assert row.results["lossless"].error_fp32 < 5e-6
+    assert table.cells(row)["family"] == family
 
 
 @pytest.mark.parametrize(

@@ -6,6 +6,10 @@ from peers.base import Loader, Peer, PeerOptions, PeerUnavailable, PreparedPeer
 
 
 def _sglang(options: PeerOptions) -> Peer:
+    if options.family == "mamba2":
+        from peers.sglang_mamba import SglangMamba
+
+        return SglangMamba.load(options.sglang)
     from peers.sglang_serial import SglangSerial
 
     return SglangSerial.load(options.sglang, dense=False)

@@ -21,9 +21,10 @@ class PeerUnavailable(RuntimeError):
 
 @dataclass(frozen=True)
 class PeerOptions:
-    """Paths and switches from the command line."""
+    """Paths and switches from the command line, and the family whose kernel is asked for."""
 
     sglang: str | None = None
+    family: str = "gdn"
 
 
 class PreparedPeer(Protocol):

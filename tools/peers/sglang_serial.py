@@ -4,6 +4,7 @@ One program a value tile walks the nodes in order. It loads the parent's state f
 the output, and writes a snapshot of every node's state for the commit to copy from. Arguments as SGLang 0.5.23 gives
 them: one packed sequence ``[1, B * N, heads, dim]`` with ``cu_seqlens``, raw gates, int32 parents ``[B, N]``,
 snapshots ``[rows, N, HV, dv, dk]`` in the state's dtype, no update of the pool. A chain carries no parents (topk = 1).
+One kernel serves Gated DeltaNet and Kimi Delta Attention, whose gate has a value a key channel.
 """
 
 from __future__ import annotations
@@ -15,13 +16,13 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from bole_codegen.measure import VerifyInputs, Workload, poison_
-from peers.base import PeerUnavailable
+from bole_codegen.measure import VerifyInputs, Workload
 from peers.sglang_loader import SglangSource, load_entry, locate
+from peers.snapshots import Snapshots, buffer_bytes, buffers_that_fit
 
 Entry = Callable[..., Tensor]
-#: Snapshots are spread over this much memory where it fits, so that they are as cold as a pool of many layers.
-COLD_SNAPSHOT_BYTES = 256 << 20
+#: Family to the raw gates that the kernel calls ``a`` and ``b``.
+GATES = {"gdn": ("a", "b"), "kda": ("f", "b")}
 #: The packed form's compile time grows with all tokens of the batch: 2 s at 4096, 14 s at 16384, 80 s at 32768.
 MAX_PACKED_TOKENS = 1 << 15
 
@@ -37,43 +38,39 @@ class PreparedSerial:
         b, n = work.batch, work.nodes
         self._parents = None if chain else inputs.parents.to(torch.int32)
         self._bounds = None if dense else torch.arange(0, b * n + 1, n, dtype=torch.int32, device=device)
-        # Row i of the scratch belongs to request i; one more row takes the padded requests of a real batch.
-        self._rows = torch.arange(b, dtype=torch.int32, device=device)
         self._slots = inputs.slots.to(torch.int32)
-        shape = (b + 1, n, work.hv, work.dv, work.dk)
-        self._snapshots = [
-            torch.empty(shape, dtype=inputs.layers[0].state.dtype, device=device) for _ in range(max(1, buffers))
-        ]
+        self.snapshots = Snapshots(inputs, buffers)
         self._outputs: dict[int, Tensor] = {}
-        self.workspace_bytes = self._snapshots[0].numel() * self._snapshots[0].element_size()
+        self.workspace_bytes = self.snapshots.nbytes
 
     def _pack(self, x: Tensor) -> Tensor:
         return x if self._dense else x.reshape(1, -1, *x.shape[2:])
 
     def make_layer(self, index: int) -> Callable[[], object]:
         """Return the launch of layer ``index``."""
-        layer = self._inputs.layers[index]
-        n = self._inputs.workload.nodes
+        layer, work = self._inputs.layers[index], self._inputs.workload
+        gate, write = (layer.raw[name] for name in GATES[work.family])
+        tokens = work.batch * work.nodes
         arguments = {
             "A_log": layer.raw["A_log"],
             "dt_bias": layer.raw["dt_bias"],
             "q": self._pack(layer.q),
             "k": self._pack(layer.k),
             "v": self._pack(layer.v),
-            # Gates come as [tokens, HV] whatever the layout: only their token stride is read.
-            "a": layer.raw["a"].reshape(-1, layer.raw["a"].shape[-1]),
-            "b": layer.raw["b"].reshape(-1, layer.raw["b"].shape[-1]),
+            # Gates come as [tokens, HV] or [tokens, HV * dk] whatever the layout: only their token stride is read.
+            "a": gate.reshape(tokens, -1),
+            "b": write.reshape(tokens, -1),
             "initial_state_source": layer.state,
             "initial_state_indices": self._slots,
             "cu_seqlens": self._bounds,
             "use_qk_l2norm_in_kernel": True,
             "softplus_beta": 1.0,
             "softplus_threshold": 20.0,
-            "is_kda": False,
+            "is_kda": work.family == "kda",
             "disable_state_update": True,
-            "intermediate_states_buffer": self._snapshots[index % len(self._snapshots)],
-            "intermediate_state_indices": self._rows,
-            "cache_steps": n,
+            "intermediate_states_buffer": self.snapshots.of(index),
+            "intermediate_state_indices": self.snapshots.rows,
+            "cache_steps": work.nodes,
             "retrieve_parent_token": self._parents,
         }
 
@@ -88,12 +85,11 @@ class PreparedSerial:
 
     def snapshot(self, index: int) -> Tensor:
         """Return the snapshots of layer ``index``, ``[B, N, HV, dv, dk]``, until another layer takes the buffer."""
-        return self._snapshots[index % len(self._snapshots)][: self._inputs.workload.batch]
+        return self.snapshots.of(index)[: self._inputs.workload.batch]
 
     def poison(self) -> None:
-        """Fill the snapshots with NaN: a node that reads its parent's before it is written then shows."""
-        for buffer in self._snapshots:
-            poison_(buffer)
+        """Fill the snapshots with NaN."""
+        self.snapshots.poison()
 
 
 class SglangSerial:
@@ -132,6 +128,8 @@ class SglangSerial:
         """Return why the kernel cannot serve a point, or None."""
         if work.pending:
             return "has no pending chain"
+        if work.family not in GATES:
+            return f"is a kernel of {' and '.join(GATES)}, not of {work.family}"
         tokens = work.batch * work.nodes
         if not self._dense and tokens > MAX_PACKED_TOKENS:
             return f"would hold {tokens} parents in the registers of one warp; compiling that takes minutes"
@@ -139,7 +137,7 @@ class SglangSerial:
 
     def memory_bytes(self, work: Workload) -> int:
         """Bytes of one snapshot buffer with its padding row."""
-        return work.snapshot_bytes // work.batch * (work.batch + 1)
+        return buffer_bytes(work)
 
     def prepare(self, inputs: VerifyInputs, shape: str, scratch_budget: int) -> PreparedSerial:
         """Bind to inputs, with as many snapshot buffers as keep them cold within the budget.
@@ -147,9 +145,5 @@ class SglangSerial:
         Raises:
             PeerUnavailable: not even one buffer fits.
         """
-        one = self.memory_bytes(inputs.workload)
-        if one > scratch_budget:
-            raise PeerUnavailable(f"snapshots need {one / 1e9:.1f} GB, {scratch_budget / 1e9:.1f} GB are free")
-        wanted = -(-COLD_SNAPSHOT_BYTES // one)
-        buffers = max(1, min(len(inputs.layers), wanted, scratch_budget // one))
+        buffers = buffers_that_fit(inputs.workload, len(inputs.layers), scratch_budget)
         return PreparedSerial(self._entry, inputs, shape == "chain", self._dense, buffers)

@@ -161,7 +161,7 @@ class SerialRound:
         shape = (point.layers, batch + 1, point.nodes, work.hv, work.dv, work.dk)
         state = inputs.layers[0].state
         self._snapshots = torch.empty(shape, dtype=state.dtype, device=state.device)
-        self._peer._snapshots = list(self._snapshots)
+        self._peer.snapshots.buffers = list(self._snapshots)
         self._slots = inputs.slots.to(torch.int32)
         tree = TreeBatch.from_parents(inputs.parents, max_depth=inputs.depth, validate=False)
         self.accept = Acceptor(inputs, tree, point.accepted)

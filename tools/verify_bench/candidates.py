@@ -83,10 +83,11 @@ def _describe(inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, mode: s
     from bole_runtime.families import get_family
     from bole_runtime.kernels.variants import get_variant
 
-    spec = get_family("gdn")
+    spec = get_family(inputs.workload.family)
+    options = {i.name: i.default or 0.0 for i in spec.options(mode) if i.name != "beta_scale"}
     call = VerifyCall(
         spec, layer.q, layer.k, layer.v, layer.gates(mode), mode, 1.0, layer.state, inputs.slots, tree, profile,
-        spec.default_scale(layer.q.shape[-1]), spec.qk_l2norm, layer.v,
+        spec.default_scale(layer.q.shape[-1]), spec.qk_l2norm, layer.v, options=options,
     )  # fmt: skip
     problem = verify_problem(call)
     config = choose(problem, layer.q.device, pinned)[0]
@@ -122,6 +123,7 @@ def bole_candidate(
             state=layer.state,
             slots=inputs.slots,
             tree=tree,
+            recurrence=work.family,
             precision=profile,
             out=out,
             factors=None if factors is None else factors[index],
@@ -192,9 +194,19 @@ def peer_candidate(peer: Peer, prepared: PreparedPeer, inputs: VerifyInputs) -> 
 def captured_factors(inputs: VerifyInputs, tree: TreeBatch) -> list[Factors]:
     """Allocate capture buffers, one set a layer, so that their writes are cold too."""
     work = inputs.workload
+    dtype = TORCH_DTYPES[work.in_dtype]
     return [
         Factors.allocate(
-            tree, key_heads=work.hk, value_heads=work.hv, dk=work.dk, dv=work.dv, dtype=TORCH_DTYPES[work.in_dtype]
+            tree,
+            key_heads=work.hk,
+            value_heads=work.hv,
+            dk=work.dk,
+            dv=work.dv,
+            dtype=dtype,
+            recurrence=work.family,
+            gate_mode=work.gate_mode,
+            # What is kept as given has the width it was given in.
+            gate_dtype=dtype if work.gate_mode == "raw" else None,
         )
         for _ in inputs.layers
     ]

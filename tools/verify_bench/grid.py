@@ -47,6 +47,7 @@ class Point:
     out_dtype: str
     gates: str
     factors: str
+    family: str = "gdn"
 
     @property
     def workload(self) -> Workload:
@@ -62,19 +63,21 @@ class Point:
             self.state_dtype,
             self.out_dtype,
             self.gates,
+            family=self.family,
         )
 
     @property
     def title(self) -> str:
         """One line that identifies the point."""
         return (
-            f"B{self.batch} N{self.nodes} {self.shape} HK{self.hk}/HV{self.hv} {self.dk}x{self.dv} "
+            f"{self.family} B{self.batch} N{self.nodes} {self.shape} HK{self.hk}/HV{self.hv} {self.dk}x{self.dv} "
             f"state {self.state_dtype} {self.gates} gates"
         )
 
     def is_reference_geometry(self) -> bool:
         """Whether targets and reference points are stated for this geometry and state dtype."""
-        return (self.hk, self.hv, self.dk, self.dv, self.state_dtype) == (16, 32, 128, 128, "fp32")
+        here = (self.family, self.hk, self.hv, self.dk, self.dv, self.state_dtype)
+        return here == ("gdn", 16, 32, 128, 128, "fp32")
 
 
 def parse_ints(text: str) -> list[int]:

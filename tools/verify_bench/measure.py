@@ -182,8 +182,8 @@ def run_point(point: Point, settings: Settings, seed: int) -> Row:
         traffic = verify_traffic(work, captured=point.factors == "captured")
         row.floor_us = traffic.floor_us(settings.bandwidth_gbs)
     problem = Problem(
-        "verify", "gdn", point.dk, point.dv, point.hv // point.hk, point.in_dtype, point.state_dtype, point.gates,
-        "fast", 16, 8, 0, 1,
+        "verify", point.family, point.dk, point.dv, point.hv // point.hk, point.in_dtype, point.state_dtype,
+        point.gates, "fast", 16, 8, 0, 1,
     )  # fmt: skip
     inputs = make_verify_inputs(
         problem, point.hk, point.hv, point.batch, point.nodes, point.shape, row.layers, seed, settings.device,

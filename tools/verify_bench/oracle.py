@@ -5,44 +5,77 @@ It walks the nodes in order and keeps a state a node, so it shares no algebra wi
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import LayerInputs, VerifyInputs
+from bole_runtime.families import get_family, get_reference
 
 #: Memory that the states of a chunk of requests may take.
 CHUNK_BYTES = 2 << 30
 
 
-def _normalised(x: Tensor, group: int) -> Tensor:
-    x = x.double()
-    return (x * torch.rsqrt(x.square().sum(-1, keepdim=True) + 1e-6)).repeat_interleave(group, dim=2)
+@dataclass
+class _Steps:
+    """Tokens of some requests in fp64, as the family's recurrence reads them, and the committed states.
+
+    Attributes:
+        q: ``[B, N, HV, dk]``, scaled; k as q, v ``[B, N, HV, dv]``.
+        gates: ready gates ``[B, N, HV, ...]``.
+        state: ``[B, HV, dv, dk]``.
+    """
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    gates: dict[str, Tensor]
+    state: Tensor
+    _step: Callable[..., tuple[Tensor, Tensor]]
+
+    def advance(self, state: Tensor, at: tuple[slice | Tensor, int | Tensor]) -> tuple[Tensor, Tensor]:
+        """Return the states and outputs after the tokens ``at``, one of every request."""
+        gates = {name: gate[at] for name, gate in self.gates.items()}
+        return self._step(state, self.q[at], self.k[at], self.v[at], gates)
 
 
-def _steps(
-    inputs: VerifyInputs, layer: LayerInputs, rows: slice
-) -> tuple[Tensor, Tensor, Tensor, Tensor, Tensor, Tensor]:
-    """Return q, k, v, decay, beta of some requests in fp64, and their committed states."""
+def _steps(inputs: VerifyInputs, layer: LayerInputs, rows: slice) -> _Steps:
+    """Read some requests; the family's own step is one token of one request, which vmap widens to all of them."""
     work = inputs.workload
-    group = work.hv // work.hk
-    q = _normalised(layer.q[rows], group) * work.dk**-0.5
-    k = _normalised(layer.k[rows], group)
+    spec = get_family(work.family)
+    family, mode = get_reference(spec), work.gate_mode
+    options = {i.name: i.default or 0.0 for i in spec.options(mode)}
+    given = {name: g[rows] if spec.by_name[name].shape[0] == "node" else g for name, g in layer.gates(mode).items()}
     # From the raw gates in fp64 where the kernels get those; the fp32 ready gates are their own exact input.
-    if work.gate_mode == "raw":
-        x = layer.raw["a"][rows].double() + layer.raw["dt_bias"].double()
-        decay = torch.exp(-layer.raw["A_log"].double().exp() * torch.logaddexp(x, torch.zeros_like(x)))
-        beta = torch.sigmoid(layer.raw["b"][rows].double())
-    else:
-        decay, beta = layer.ready["g"][rows].double().exp(), layer.ready["beta"][rows].double()
-    state = layer.state[inputs.slots[rows].long()].double()
-    return q, k, layer.v[rows].double(), decay, beta, state
+    ready = family.ready_gates(given, mode, options, torch.float64)
 
+    def vectors(name: str, x: Tensor) -> Tensor:
+        x = x.double()
+        if spec.qk_l2norm and name in spec.normed:
+            x = x * torch.rsqrt(x.square().sum(-1, keepdim=True) + spec.l2norm_eps)
+        return x.repeat_interleave(work.hv // x.shape[2], dim=2)
 
-def _advance(state: Tensor, k: Tensor, v: Tensor, decay: Tensor, beta: Tensor) -> Tensor:
-    """One token: ``state [B, HV, dv, dk]``, ``k [B, HV, dk]``, ``v [B, HV, dv]``, gates ``[B, HV]``."""
-    state = state * decay[..., None, None]
-    u = beta[..., None] * (v - (state @ k[..., None])[..., 0])
-    return state + u[..., None] * k[..., None, :]
+    gates, fixed = {}, {}
+    for name, gate in ready.items():
+        shape = spec.by_name[name].shape
+        if shape[0] != "node":
+            fixed[name] = gate
+        else:
+            gates[name] = gate if len(shape) == 2 else vectors(name, gate)
+
+    def one(state: Tensor, q: Tensor, k: Tensor, v: Tensor, gates: dict[str, Tensor]) -> tuple[Tensor, Tensor | None]:
+        return family.step(state, q, k, v, {**gates, **fixed})
+
+    return _Steps(
+        q=vectors("q", layer.q[rows]) * spec.default_scale(work.dk),
+        k=vectors("k", layer.k[rows]),
+        v=layer.v[rows].double(),
+        gates=gates,
+        state=layer.state[inputs.slots[rows].long()].double(),
+        _step=torch.vmap(one),
+    )
 
 
 def _chunks(inputs: VerifyInputs, states: int) -> list[slice]:
@@ -58,15 +91,15 @@ def verify_outputs(inputs: VerifyInputs, index: int) -> Tensor:
     out = torch.empty(layer.v.shape, dtype=torch.float64, device=layer.v.device)
     parents = inputs.parents.long()
     for rows in _chunks(inputs, work.nodes + 2):
-        q, k, v, decay, beta, root = _steps(inputs, layer, rows)
+        steps = _steps(inputs, layer, rows)
+        root = steps.state
         # Place 0 holds the committed state, place i + 1 the state after node i.
         states = root.new_empty((work.nodes + 1, *root.shape))
         states[0] = root
         request = torch.arange(root.shape[0], device=root.device)
         for i in range(work.nodes):
             parent = states[parents[rows, i] + 1, request]
-            states[i + 1] = _advance(parent, k[:, i], v[:, i], decay[:, i], beta[:, i])
-            out[rows, i] = (states[i + 1] @ q[:, i, :, :, None])[..., 0]
+            states[i + 1], out[rows, i] = steps.advance(parent, (slice(None), i))
     return out
 
 
@@ -112,12 +145,12 @@ def committed_states(inputs: VerifyInputs, index: int, accepted: Tensor) -> Tens
     path = path.to(layer.v.device)
     out = torch.empty((work.batch, work.hv, work.dv, work.dk), dtype=torch.float64, device=layer.v.device)
     for rows in _chunks(inputs, 4):
-        _, k, v, decay, beta, state = _steps(inputs, layer, rows)
+        steps = _steps(inputs, layer, rows)
+        state = steps.state
         request = torch.arange(state.shape[0], device=state.device)
         for t in range(longest):
             node = path[rows, t]
-            at = (request, node.clamp(min=0))
-            new = _advance(state, k[at], v[at], decay[at], beta[at])
+            new, _ = steps.advance(state, (request, node.clamp(min=0)))
             state = torch.where((node >= 0)[:, None, None, None], new, state)
         out[rows] = state
     return out

@@ -38,7 +38,8 @@ def _error(result: Result | None, fp32: bool = False) -> str:
 def cells(row: Row) -> dict[str, str]:
     """Return the main table's cells of a row."""
     p = row.point
-    out = {"B": str(p.batch), "N": str(p.nodes), "shape": p.shape, "state": p.state_dtype, "gates": p.gates}
+    out = {"family": p.family, "B": str(p.batch), "N": str(p.nodes), "shape": p.shape}
+    out.update(state=p.state_dtype, gates=p.gates)
     for name in row.peers:
         out[f"{name} us"] = _time(row.results.get(name))
     for profile in PROFILES:
