@@ -16,7 +16,7 @@ from bole_runtime.families import InputSpec, RecurrenceSpec, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
-from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.binary import binary_trees
 from bole_runtime.validate_warmup import check_device, check_sizes, check_switches, check_types
 
 
@@ -71,14 +71,6 @@ def _batches(max_batch: int) -> Iterable[int]:
     yield max_batch
 
 
-def _tree(g: _Geometry, batch: int) -> TreeBatch:
-    parents = torch.tensor([[(i - 1) // 2 if i else -1 for i in range(g.nodes)]] * batch, dtype=torch.int32)
-    if g.packed:
-        offsets = torch.arange(batch + 1, dtype=torch.int32) * g.nodes
-        return TreeBatch.from_packed(parents.flatten().to(g.device), offsets.to(g.device), g.nodes, max_depth=g.depth)
-    return TreeBatch.from_parents(parents.to(g.device), max_depth=g.depth)
-
-
 def _gate(g: _Geometry, i: InputSpec, normal: Callable[..., torch.Tensor], lead: tuple[int, ...]) -> torch.Tensor:
     """A gate in the range of trained models. Raw ones have the element type of the model's projections."""
     sizes = i.sizes((g.hk, g.hv), (g.dk, g.dv))
@@ -95,9 +87,9 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
     make = torch.Generator(device=g.device).manual_seed(20260801 + batch)
 
     def normal(*shape: int) -> torch.Tensor:
-        return torch.randn(shape, generator=make, device=g.device)
+        return torch.randn(shape, generator=make, device=g.device, dtype=torch.float32)
 
-    tree, mode = _tree(g, batch), g.gate_mode
+    tree, mode = binary_trees(batch, g.nodes, g.depth, g.packed, g.device)[0], g.gate_mode
     lead = tree.lead
     gates = {i.name: _gate(g, i, normal, lead) for i in (*g.spec.node_gates(mode), *g.spec.parameters(mode))}
     capture = None
@@ -120,7 +112,8 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
         precision=precision,
         scale=g.spec.default_scale(g.dk),
         qk_l2norm=g.spec.qk_l2norm,
-        out=torch.full(v.shape, float("nan"), device=g.device),
+        # fp32, whatever the process makes tensors of: the check is of what the kernel computes.
+        out=torch.full(v.shape, float("nan"), device=g.device, dtype=torch.float32),
         capture=capture,
         options={i.name: i.default or 0.0 for i in g.spec.options(mode) if i.name != "beta_scale"},
     )
@@ -152,7 +145,8 @@ def _factors(call: VerifyCall) -> Factors:
 
 def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
     factors = _factors(call)
-    accepted = torch.full_like(call.slots, call.tree.max_nodes - 1)
+    deepest = int(call.tree.depths.flatten()[: call.tree.max_nodes].argmax())
+    accepted = torch.full_like(call.slots, deepest)
     pools = [call.state.clone() for _ in range(layers)]
     commit(pools, call.slots, [factors] * layers, accepted, precision=call.precision, variant=config, validate=False)
     want = call.state.float()

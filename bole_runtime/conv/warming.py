@@ -14,7 +14,7 @@ from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors
 from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.space import Config
-from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.binary import binary_trees
 
 #: Relative error of an output in its own dtype.
 _BOUNDS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-6}
@@ -89,14 +89,14 @@ def warmup_conv(
     make = torch.Generator(device=where).manual_seed(20261129)
 
     def normal(*shape: int, of: torch.dtype | None) -> torch.Tensor:
-        return torch.randn(shape, generator=make, device=where).to(of or dtype)
+        return torch.randn(shape, generator=make, device=where, dtype=torch.float32).to(of or dtype)
 
     done: list[WarmConv] = []
     seen: set[tuple[ConvProblem, Config]] = set()
     for batch in _batches(max_batch):
         # The kernels do not depend on the batch, only the choice among them does: check with few requests.
         few = min(batch, 2)
-        tree = _tree(few, max_nodes, max_depth, packed, where)
+        tree, _ = binary_trees(few, max_nodes, max_depth, packed, where)
         call = ConvCall(
             normal(*tree.lead, channels, of=dtype),
             normal(channels, width, of=weight_dtype),
@@ -123,20 +123,6 @@ def warmup_conv(
 
 def _batches(most: int) -> list[int]:
     return sorted({1 << i for i in range(max(1, most).bit_length())} - {0} | {most}) if most > 0 else []
-
-
-def _tree(batch: int, nodes: int, depth: int | None, packed: bool, device: torch.device) -> TreeBatch:
-    """Binary trees, cut where they would be too deep: nodes near the roots and far below them."""
-    row, depths = [-1], [0]
-    for i in range(1, nodes):
-        parent = (i - 1) // 2
-        row.append(parent if depth is None or depths[parent] < depth else -1)
-        depths.append(depths[parent] + 1 if row[i] >= 0 else 0)
-    parents = torch.tensor([row] * batch, dtype=torch.int32)
-    if packed:
-        offsets = torch.arange(batch + 1, dtype=torch.int32) * nodes
-        return TreeBatch.from_packed(parents.flatten().to(device), offsets.to(device), nodes, max_depth=depth)
-    return TreeBatch.from_parents(parents.to(device), max_depth=depth)
 
 
 def _layer(call: ConvCall, pool: torch.Tensor) -> ConvCommitLayer:
@@ -177,7 +163,8 @@ def _check_conv(call: ConvCall, config: Config, activation: str | None) -> float
 
 
 def _check_commit(call: ConvCall, config: Config, layers: int) -> None:
-    accepted = torch.full_like(call.slots, call.tree.max_nodes - 1)
+    deepest = int(call.tree.depths.flatten()[: call.tree.max_nodes].argmax())
+    accepted = torch.full_like(call.slots, deepest)
     pools = [call.state.clone() for _ in range(layers)]
     parts = [ConvFactors(call.x, call.width, call.tree) for _ in pools]
     conv_commit(pools, call.slots, parts, accepted, variant=config, validate=False)

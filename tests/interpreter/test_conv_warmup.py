@@ -23,6 +23,18 @@ def test_every_size_once() -> None:
     assert all(w.problem.bias == (w.problem.op == "tree_conv") for w in done)
 
 
+@pytest.mark.parametrize("usual", [torch.float64, torch.bfloat16])
+def test_the_default_dtype_of_the_process_does_not_matter(usual: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    want = warmup_conv(**SMALL, max_batch=1)
+    torch.set_default_dtype(usual)
+    try:
+        with torch.device("meta"):
+            assert warmup_conv(**SMALL, max_batch=1) == want
+    finally:
+        torch.set_default_dtype(before)
+
+
 @pytest.mark.parametrize(
     ("broken", "message"),
     [

@@ -38,6 +38,51 @@ def test_other_families(family: str) -> None:
     assert all(error < 5e-6 for _, _, error in report.checked)
 
 
+SMALL = {
+    "key_heads": 1, "value_heads": 2, "dk": 16, "dv": 16, "max_batch": 1, "dtype": torch.float32, "device": "cpu"
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("depth", [0, 1, 3])
+def test_flat_trees_are_checked_on_a_path_as_deep_as_they_have(
+    depth: int, packed: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from bole_runtime import warming as module
+
+    seen = []
+    checked = module._check_commit
+
+    def watched(call, config, layers):
+        seen.append(int(call.tree.depths.max()))
+        return checked(call, config, layers)
+
+    monkeypatch.setattr(module, "_check_commit", watched)
+    report = warmup(**SMALL, max_nodes=16, max_depth=depth, packed=packed)
+    assert [p.op for p, _, _ in report.checked] == ["verify", "commit"]
+    assert seen == [depth]
+    # A commit that does nothing is off.
+    monkeypatch.setattr(module, "commit", lambda *args, **kwargs: None)
+    with pytest.raises(RuntimeError, match=r"commit/.* is off by"):
+        warmup(**SMALL, max_nodes=16, max_depth=depth, packed=packed)
+
+
+@pytest.mark.parametrize("usual", [torch.float64, torch.float16, torch.bfloat16])
+def test_the_default_dtype_of_the_process_does_not_matter(usual: torch.dtype) -> None:
+    before = torch.get_default_dtype()
+    want = warmup(**SMALL, max_nodes=4).checked
+    torch.set_default_dtype(usual)
+    try:
+        assert warmup(**SMALL, max_nodes=4).checked == want
+    finally:
+        torch.set_default_dtype(before)
+
+
+def test_nor_does_the_default_device() -> None:
+    with torch.device("meta"):
+        assert len(warmup(**SMALL, max_nodes=4).checked) == 2
+
+
 def test_a_gate_mode_the_family_does_not_have() -> None:
     with pytest.raises(ValueError, match="gate_mode: 'raw' is not allowed for 'lightning'; allowed: ready"):
         warmup(

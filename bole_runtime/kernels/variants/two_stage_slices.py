@@ -19,13 +19,14 @@ from bole_runtime.kernels.variants.two_stage import (
     readout_plan,
 )
 
+STATE_DOT = Param("state_dot", (*c.STATE_DOT.choices, "bf16x4"), "how decayed rows meet the state", ordered=False)
 SLICE = Param("slice", (16, 32, 64, 128), "key channels the first kernel works on at a time")
 PREPARE_STAGES = Param("prepare_stages", (1, 2, 3), "slices under way at a time in the first kernel")
 PARAMS = (
     c.ORIENT,
     c.BV,
     c.BK,
-    c.STATE_DOT,
+    STATE_DOT,
     c.MIX,
     c.SOLVE,
     c.WARPS,
@@ -58,9 +59,10 @@ def _applies(problem: Problem) -> str | None:
 
 
 def dots(problem: Problem) -> tuple[str, ...]:
-    """Return the values of ``state_dot`` that keep the profile: decayed rows can be rounded to bf16 as a state can."""
-    bf16 = problem.precision == "fast" and problem.in_dtype == "bf16"
-    return ("bf16", *c.row_dots(problem)) if bf16 else c.row_dots(problem)
+    """Return the values of ``state_dot`` that keep the profile: decayed rows fit bf16 terms as a state does."""
+    if problem.in_dtype != "bf16":
+        return c.row_dots(problem)
+    return ("bf16" if problem.precision == "fast" else "bf16x4", *c.row_dots(problem))
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
@@ -97,6 +99,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Three products of tf32 terms: fp32 rows and the state fit the registers with the state on the left alone.
     left = not fast and rows == 32 and bv >= 64
     hopper = gpu.compute_capability >= (9, 0)
+    chunk = min({16: 16, 32: 32 if fast else 16, 64: 64}[rows], c.power_of_two(problem.dk))
     return TWO_STAGE_SLICES.config(
         {
             "orient": "state" if left else "nodes",
@@ -109,9 +112,9 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "stages": 1,
             "programs": programs if walk else 0,
             "prefetch": not walk,
-            "slice": min({16: 32, 32: 32 if fast else 16, 64: 64}[rows], c.power_of_two(problem.dk)),
+            "slice": chunk,
             "prepare_warps": rows // 16,
-            "prepare_stages": 1,
+            "prepare_stages": 1 if fast or rows > 16 or chunk >= dk else 2,
             "mix_store": "bf16" if fast else "fp32",
             "pdl": hopper,
             "chain": hopper,
@@ -121,7 +124,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     rows = c.tile_rows(problem)
-    row_type = "bf16" if config["state_dot"] == "bf16" else "fp32"
+    row_type = {"bf16": "bf16", "bf16x4": "bf16x2"}.get(config["state_dot"], "fp32")
     prepare = c.context(
         problem,
         {
