@@ -7,9 +7,11 @@ subpackages under a mapped name, so they are found here; a new subpackage needs 
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 
 from setuptools import find_packages, setup
+from setuptools.command.build_py import build_py
 
 PACKAGE_DIR = {
     "bole_runtime": "bole_runtime",
@@ -29,4 +31,15 @@ def all_packages() -> list[str]:
     return names
 
 
-setup(packages=all_packages(), package_dir=PACKAGE_DIR)
+class FreshBuild(build_py):
+    """A build of what the checkout holds now: setuptools copies over an earlier build and leaves what is gone."""
+
+    def run(self) -> None:
+        """Copy modules and data files into an empty folder; an editable install copies nothing."""
+        if not self.editable_mode:
+            for name in PACKAGE_DIR:
+                shutil.rmtree(Path(self.build_lib) / name, ignore_errors=True)
+        super().run()
+
+
+setup(packages=all_packages(), package_dir=PACKAGE_DIR, cmdclass={"build_py": FreshBuild})

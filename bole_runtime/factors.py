@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
@@ -17,7 +16,23 @@ if TYPE_CHECKING:
     from bole_runtime.tree import TreeBatch
 
 
-NO_OPTIONS: Mapping[str, float] = MappingProxyType({})
+class _NoOptions(Mapping[str, float]):
+    """No entries, ever; a copy, also of another process, is the same object."""
+
+    def __getitem__(self, name: str) -> float:
+        raise KeyError(name)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(())
+
+    def __len__(self) -> int:
+        return 0
+
+    def __reduce__(self) -> str:
+        return "NO_OPTIONS"
+
+
+NO_OPTIONS: Mapping[str, float] = _NoOptions()
 
 
 @dataclass(slots=True, eq=False)

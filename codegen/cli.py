@@ -19,6 +19,7 @@ from optuna.exceptions import ExperimentalWarning
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
 from bole_codegen.measure.others import clocks_line, warn_of_others
+from bole_codegen.places import check_places, check_report
 from bole_codegen.render import render
 from bole_codegen.report import (
     as_json,
@@ -116,31 +117,15 @@ def _gpu_of(args: argparse.Namespace) -> GpuRecord:
     return found
 
 
-def _check_report(path: Path, option: str) -> None:
-    """Refuse a report that cannot be written: not at the end of a search.
-
-    Raises:
-        UsageError: it cannot.
-    """
-    if path.is_dir():
-        raise UsageError(f"{option}: {path} is a folder; name a file, such as {path / 'report.html'}")
-    if path.exists() and not path.is_file():
-        raise UsageError(f"{option}: {path} is no regular file; --no-report writes none")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        raise UsageError(f"{option}: cannot make the folder of {path}: {error}") from error
-    if not os.access(path.parent, os.W_OK | os.X_OK):
-        raise UsageError(f"{option}: {path.parent} cannot be written to; --no-report writes none")
-
-
 def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
     folder = cache_dir() / "search"
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
     log = folder / f"{record.key}-workers.log"
     log.unlink(missing_ok=True)
     report = None if args.no_report else args.report or args.out / record.key / "report.html"
-    return _Files(args.storage or str(folder / f"{record.key}.journal"), str(log), report)
+    storage = args.storage or str(folder / f"{record.key}.journal")
+    check_places(args.out / record.key, storage, report)
+    return _Files(storage, str(log), report)
 
 
 def _evaluator(args: argparse.Namespace, record: GpuRecord, log: str | None) -> MeasuredEvaluator | OfflineEvaluator:
@@ -157,7 +142,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
         raise UsageError(f"--exhaustive tries everything in one bucket, these options name {len(targets)}")
     options = options_of(args)
     if files.report is not None:
-        _check_report(files.report, "--out" if args.report is None else "--report")
+        check_report(files.report, "--out" if args.report is None else "--report")
     if options.time_budget is not None:
         # What it took to start says how fast this machine is just now, and so how long the report will take.
         slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))

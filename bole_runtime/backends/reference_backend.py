@@ -9,7 +9,7 @@ from bole_runtime.factors import Factors, PendingChain, capture_eager, kept_gate
 from bole_runtime.reference import commit_sequential, flush_sequential, verify_sequential
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out``, and the capture buffers if there are any."""
     gates: dict[str, torch.Tensor | float] = {**call.gates, "beta_scale": call.beta_scale, **call.options}
@@ -30,7 +30,7 @@ def verify(call: VerifyCall) -> None:
     capture_eager(call)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def commit(call: CommitCall) -> None:
     """Update the pools of every layer, row by row as its action says."""
     live = call.tree.rows()[1].tolist()

@@ -108,6 +108,10 @@ def _inputs(
 def _pending_source(pending: PendingChain, slots: torch.Tensor, ok: torch.Tensor) -> _Source:
     """Rows of the pending chains, token 0 first; dead for padding rows."""
     cap = pending.capacity
+    if pending.length.shape[0] == 0:
+        # A pool without slots: every row is padding.
+        none = torch.zeros(slots.shape[0], cap, dtype=torch.long, device=slots.device)
+        return _Source(none, none > 0)
     safe = torch.where(ok, slots, 0)
     token = torch.arange(cap, device=slots.device)
     length = torch.where(ok, pending.length[safe].long(), 0).unsqueeze(1)
@@ -143,7 +147,7 @@ def _states(pool: torch.Tensor, slots: torch.Tensor, ok: torch.Tensor, dtype: to
     return _keep(pool[torch.where(ok, slots, 0)], ok, dtype)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def verify(call: VerifyCall) -> None:
     """Fill ``call.out``, and the capture buffers if there are any."""
     spec, tree, pending = call.spec, call.tree, call.pending
@@ -176,7 +180,7 @@ def verify(call: VerifyCall) -> None:
     capture_eager(call)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def commit(call: CommitCall) -> None:
     """Update the pools of every layer."""
     tree = call.tree

@@ -17,7 +17,7 @@ def _history(pool: torch.Tensor, pending: ConvPending | None, slot: int) -> list
     return tokens
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def tree_conv(call: ConvCall) -> None:
     """Fill ``call.out``, and the capture buffer if there is one."""
     tree, width = call.tree, call.width
@@ -41,7 +41,7 @@ def tree_conv(call: ConvCall) -> None:
         call.capture.x.copy_(call.x)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def conv_commit(call: ConvCommitCall) -> None:
     """Update the pools of every layer."""
     for layer in call.layers:

@@ -69,7 +69,7 @@ def _slices(batch: int, size: int) -> Iterator[slice]:
     return (slice(i, min(i + step, batch)) for i in range(0, batch, step))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def tree_conv(call: ConvCall) -> None:
     """Fill ``call.out``, and the capture buffer if there is one."""
     tree, x, width = call.tree, call.x, call.width
@@ -109,7 +109,7 @@ def tree_conv(call: ConvCall) -> None:
         call.capture.x.copy_(x)
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def conv_commit(call: ConvCommitCall) -> None:
     """Update the pools of every layer."""
     tree = call.tree

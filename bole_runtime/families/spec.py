@@ -160,6 +160,12 @@ class RecurrenceSpec:
         set_(self, "plain", (self.erase == "none" or delta) and scalars)
         check_declaration(self)
 
+    def __reduce__(self) -> str | tuple[object, ...]:
+        """A copy of a family of the registry, also in another process, is the one that is there."""
+        from bole_runtime.families import FAMILIES, get_family
+
+        return (get_family, (self.name,)) if FAMILIES.get(self.name) is self else super().__reduce__()
+
     def gates(self, mode: str) -> tuple[InputSpec, ...]:
         """Return everything that ``gates`` may hold in a mode."""
         return self._node_gates[mode] + self._parameters[mode] + self._options[mode]

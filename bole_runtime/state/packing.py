@@ -78,13 +78,13 @@ class Separate:
     def __init__(self, views: Sequence[torch.Tensor]) -> None:
         self.views: tuple[torch.Tensor, ...] = tuple(views)
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def zero(self, slot: int) -> None:
         """Zero a slot of every layer."""
         for view in self.views:
             view[slot].zero_()
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def copy(self, target: int, source: int) -> None:
         """Copy a slot of every layer to another."""
         for view in self.views:
@@ -94,7 +94,7 @@ class Separate:
         """Return copies of a slot's rows, for :meth:`load`."""
         return [view[slot].detach().to(device, copy=True) for view in self.views]
 
-    @torch.no_grad()
+    @torch.inference_mode()
     def load(self, slot: int, saved: Sequence[torch.Tensor]) -> None:
         """Write what :meth:`save` returned, or that of :class:`SlotMajor` for the same shapes."""
         values = _by_layer(saved, [tuple(view.shape[1:]) for view in self.views])

@@ -16,6 +16,7 @@ from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.tables.schema import Entry
 
+_BEGIN = "<!doctype html>"
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
 h1 { font-size: 1.5rem; } h2 { font-size: 1.1rem; margin-top: 2rem; }
@@ -131,10 +132,16 @@ def render_report(
     body = "\n".join(parts)
     title = html.escape(f"bole-tune {record.key}")
     return (
-        '<!doctype html>\n<html lang="en"><head><meta charset="utf-8">'
+        f'{_BEGIN}\n<html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}</title><style>{_STYLE}</style></head>\n<body>\n{body}\n</body></html>\n"
     )
+
+
+def is_report(path: Path) -> bool:
+    """Return whether a file is empty or begins as a report does."""
+    with open(path, "rb") as file:
+        return file.read(len(_BEGIN)) in (b"", _BEGIN.encode())
 
 
 def write_report(
@@ -147,4 +154,6 @@ def write_report(
 ) -> None:
     """Write :func:`render_report` to a file."""
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomically(path, render_report(result, record, label, facts, bandwidth_gbs).encode())
+    # A path may hold bytes that are no text.
+    text = render_report(result, record, label, facts, bandwidth_gbs)
+    write_atomically(path, text.encode(errors="backslashreplace"))

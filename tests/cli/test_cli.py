@@ -222,6 +222,8 @@ def test_a_table_that_cannot_be_rewritten_stops_before_the_search(
         ("", "is a folder; name a file, such as"),
         ("/file/r.html", "cannot make the folder of"),
         (None, "no regular file"),
+        ("/file", "holds something else than a report, and keeps it"),
+        ("/out/h100/gdn.json", "is where a table goes"),
     ],
 )
 def test_a_report_that_cannot_be_written_stops_before_the_search(
@@ -234,6 +236,30 @@ def test_a_report_that_cannot_be_written_stops_before_the_search(
     error = capsys.readouterr().err
     assert "--report: " in error
     assert words in error
+    assert (tmp_path / "file").read_text() == "kept"
+
+
+@pytest.mark.parametrize(
+    ("more", "words"),
+    [
+        (["--storage", "out/h100/gdn.json"], "--storage: out/h100/gdn.json is where a table goes"),
+        (["--storage", "j.log", "--report", "./j.log"], "--report: j.log is the storage"),
+    ],
+)
+def test_no_file_is_in_the_place_of_another(
+    more: list[str], words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(cli.Session, "run", lambda self: pytest.fail("the search began"))
+    assert cli.main([*TINY, "--batch", "1", "--out", "out", *more]) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_report_in_a_folder_that_is_no_text(tmp_path: Path) -> None:
+    out = tmp_path / os.fsdecode(b"o\xff")
+    assert cli.main([*TINY, "--batch", "1", "--out", str(out)]) == 0
+    assert is_report(out / "h100" / "report.html")
+    assert is_report(out / "h100" / "report.html"), "and may be written again"
 
 
 def test_a_storage_that_is_no_journal_stops_before_the_search(
