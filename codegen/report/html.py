@@ -14,7 +14,8 @@ from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
 from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.load import order
+from bole_runtime.tables.schema import AnyEntry
 
 _STYLE = """
 body { font: 14px/1.45 system-ui, sans-serif; color: #1a1a1a; margin: 2rem auto; max-width: 76rem; padding: 0 1rem; }
@@ -34,7 +35,7 @@ _LEGEND = (
 )
 
 
-def _gain(entries: Sequence[Entry]) -> str:
+def _gain(entries: Sequence[AnyEntry]) -> str:
     """Say in how many buckets the search beat the analytic default."""
     better = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
     broken = sum(e.default_us is None for e in entries)
@@ -73,7 +74,7 @@ def render_report(
         facts: software, options, paths: shown as they are.
         bandwidth_gbs: measured copy bandwidth, None for the nominal one.
     """
-    entries = sorted(result.entries, key=lambda e: e.problem())
+    entries = sorted(result.entries, key=order)
     missing = [b for b in result.buckets if b.entry is None]
     parts = [
         f"<h1>bole-tune: {html.escape(record.title)}, {html.escape(label)}</h1>",
