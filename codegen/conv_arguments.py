@@ -45,7 +45,8 @@ def conv_ops(args: argparse.Namespace) -> list[str]:
 
 def given(args: argparse.Namespace) -> list[str]:
     """Return the options of an explicit convolution that were given."""
-    return [option for name, option in _OPTIONS.items() if getattr(args, name) not in (None, False)]
+    values = ((option, getattr(args, name)) for name, option in _OPTIONS.items())
+    return [option for option, value in values if value is not None and value is not False]
 
 
 def conv_targets(args: argparse.Namespace, families: Sequence[str]) -> list[Target]:

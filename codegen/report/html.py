@@ -30,8 +30,9 @@ svg { max-width: 100%; height: auto; }
 #: How a bucket's name reads.
 _LEGEND = (
     "A bucket: operation, family, dk x dv, g value heads a key head, type of q, k, v / of the state, gates, precision, "
-    "n nodes, p tokens of a pending chain, w = requests x value heads. The floor is the time to move the memory that "
-    "must move; the ratio is tuned to floor."
+    "n nodes, p tokens of a pending chain, w = requests x value heads; of a convolution operation, channels x taps, "
+    "l inputs of a state, types, what there is of bias and SiLU, n, p, w = requests. The floor is the time to move the "
+    "memory that must move; the ratio is tuned to floor."
 )
 
 

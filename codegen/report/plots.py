@@ -93,6 +93,8 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
             continue
         problem = result.target.problem
         traffic = kind_of(problem).traffic(result.target)
+        if not traffic.flops:
+            continue  # It moves bytes only.
         xs, ys = groups.setdefault(kind_of(problem).brief(problem), ([], []))
         xs.append(traffic.flops / traffic.total)
         ys.append(traffic.flops / result.entry.median_us * 1e-6)

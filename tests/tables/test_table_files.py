@@ -12,7 +12,7 @@ import table_fakes as fakes
 
 from bole_runtime.tables import load as load_module
 from bole_runtime.tables.load import TableError, dump, load_file, load_table, table_path
-from bole_runtime.tables.schema import MAX_FILE_BYTES, Entry
+from bole_runtime.tables.schema import MAX_FILE_BYTES, ConvEntry, Entry
 
 
 def test_round_trip_is_byte_identical_and_ordered(tmp_path: Path) -> None:
