@@ -7,10 +7,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from search_sim import Simulation
 
 from bole_codegen.search import conv_case, conv_inputs, conv_operands, roofline
 from bole_codegen.search.conv_case import BOUND, ConvCase
@@ -19,10 +21,11 @@ from bole_codegen.search.conv_roofline import commit_bytes, conv_traffic
 from bole_codegen.search.conv_targets import ConvGeometry, make_conv_targets
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import CandidateError
+from bole_codegen.search.simulate import Surface
 from bole_codegen.search.targets import Target, class_of, classes
 from bole_runtime import gpus
 from bole_runtime.kernels.conv_problem import ConvProblem
-from bole_runtime.kernels.variants import get_variant
+from bole_runtime.kernels.variants import all_variants, get_variant
 
 CONV = ConvProblem("tree_conv", 64, 4, 3, "bf16", "bf16", False, True, False, 16, 0, 1)
 COMMIT = CONV.replace(op="conv_commit", silu=False)
@@ -220,6 +223,23 @@ def test_the_model_ranks_by_bytes_and_programs() -> None:
     us = roofline.predict_us(target, default, variant, record)
     assert floor < us < 10 * floor
     assert roofline.predict_us(target, tiny, variant, record) > us
+
+
+def test_a_simulated_search_finds_what_is_near_the_best(tmp_path: Path) -> None:
+    chosen = targets(ops=["tree_conv", "conv_commit"], batches=[1, 8, 64], pendings=[0])
+    surface = Surface(seed=3, faulty={"wrong": 0.05, "late wrong": 0.05, "hang": 0.02})
+    simulation = Simulation(tmp_path / "journal", surface, trials=60, anchors=3)
+    result = simulation.run(chosen)
+    assert len(result.entries) == 6
+    for target in chosen:
+        problem = target.problem
+        every = (c for v in all_variants(problem.op) for c in v.enumerate(problem, simulation.env.limits))
+        good = [c for c in every if surface.fault(class_of(problem), c) is None]
+        best = min(simulation.evaluator.true_us(target, c) for c in good)
+        assert simulation.true(target) < 1.06 * best
+        variant, params = simulation.table()[problem.key()]
+        held = get_variant(problem.op, variant).config(dict(params))
+        assert held in good or held in simulation._defaults
 
 
 @pytest.mark.parametrize(
