@@ -28,6 +28,11 @@ _SLOTS = (3, -1, 0, 5)
 _POOL = 7
 
 
+def bound(dtype: torch.dtype) -> float:
+    """Return the largest relative error that an output of a type may have: its own rounding comes on top."""
+    return BOUND + (torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0.0)
+
+
 def odd_channels(problem: ConvProblem) -> int:
     """Return channels of the bucket that fill no block, a multiple of 16 as kernels expect it."""
     return problem.channels - 16 if problem.channels >= 64 else problem.channels
@@ -131,7 +136,7 @@ class ConvCase:
             if not bool((bits(case.operands.state) == case.state).all()):
                 raise CandidateError("bounds", "wrote to the state pool", fatal=True)
             runs.append(out.inner)
-        error = _judge(runs[0], case.reference, BOUND + (torch.finfo(dtype).eps / 2 if dtype != torch.float32 else 0))
+        error = _judge(runs[0], case.reference, bound(dtype))
         if not bool((bits(runs[0]) == bits(runs[1])).all()):
             raise CandidateError("races", "two runs on the same inputs gave different bits")
         return error

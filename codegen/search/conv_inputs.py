@@ -12,10 +12,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from bole_codegen.measure import layers_for_cold_l2, relative_error
+from bole_codegen.measure import layers_for_cold_l2, poison_, relative_error
 from bole_codegen.search.bucket_inputs import COMMIT_LAYERS, EXTRA_SLOTS, cached_parents
 from bole_codegen.search.case import bits
-from bole_codegen.search.conv_case import BOUND
+from bole_codegen.search.conv_case import bound
 from bole_codegen.search.conv_operands import ConvOperands, draw_conv, draw_ring
 from bole_codegen.search.conv_roofline import commit_bytes, conv_problem, conv_traffic, element_size
 from bole_codegen.search.results import CandidateError
@@ -87,11 +87,12 @@ class ConvInputs:
         used = ops.slots[rows].long()
         part = _part(ops, problem, rows, used)
         if problem.op == "tree_conv":
-            out = torch.full(ops.x.shape, float("nan"), dtype=torch.float32, device=ops.x.device)
-            ops.conv(problem, out, config)
+            # The launch that is timed: one with an fp32 output would have to be compiled for it.
+            out, limit = poison_(self.outs[0]), bound(ops.x.dtype)
+            ops.conv(problem, out, config, self.buffers[0])
             error = relative_error(out[rows], part.exact(problem))
-            if not error <= BOUND:
-                raise CandidateError("wrong", f"relative error {error:.3g} at full size is above {BOUND:.3g}")
+            if not error <= limit:
+                raise CandidateError("wrong", f"relative error {error:.3g} at full size is above {limit:.3g}")
             return error
         want = part.committed(problem, self.accepted[rows])
         saved = ops.state[used]

@@ -102,9 +102,10 @@ def draw_conv(
 
     dtype = DTYPES[problem.in_dtype]
     lead = tree.lead if problem.dynamic else ()
+    taps = problem.width if problem.op == "tree_conv" else 0  # A commit reads none.
     return ConvOperands(
         x=normal(*tree.lead, channels).to(dtype),
-        weight=normal(*lead, channels, problem.width).to(dtype),
+        weight=normal(*lead, channels, taps).to(dtype),
         bias=normal(channels).to(dtype) if problem.bias else None,
         state=normal(pool, channels, problem.length).to(DTYPES[problem.state_dtype]),
         slots=slots,
