@@ -21,6 +21,7 @@ from bole_codegen.tables.writer import merge_entries
 from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import all_variants, get_variant
+from bole_runtime.tables import lookup
 from bole_runtime.tables.checks import CheckStore
 from bole_runtime.tables.load import dump, load_file, load_table
 from bole_runtime.tables.lookup import Dispatcher, TableWarning
@@ -258,3 +259,44 @@ def test_a_wrong_key_says_what_is_wrong(key: str, words: str) -> None:
     with pytest.raises(ValueError, match="conv") as caught:
         parse_key(key)
     assert words in str(caught.value)
+
+
+def test_a_call_takes_its_configuration_from_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from bole_codegen.render import render
+    from bole_runtime.backends.triton_backend import select
+
+    real = [KernelRef(name=k.name, text_hash=k.text_hash) for k in render(P, config())]
+    write(tmp_path, entry(kernels=real))
+    tables = make(tmp_path)
+    monkeypatch.setattr(lookup, "dispatcher", lambda: tables)
+    monkeypatch.setattr(select, "limits_of", lambda index: (H200, fakes.LIMITS))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # Not even a stale one for other channels, nodes and requests.
+        chosen, kernels = select._tuned.__wrapped__(P.replace(work=2), 0)
+        assert select._tuned.__wrapped__(P.replace(work=64), 0)[0] == config()
+    assert chosen == config()
+    assert [k.name for k in kernels] == [k.name for k in real]
+
+
+@pytest.mark.parametrize("right", [True, False])
+def test_warming_checks_an_entry_that_waits(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, right: bool) -> None:
+    import torch
+
+    from bole_runtime.backends.triton_backend import select
+    from bole_runtime.conv import warming
+
+    write(tmp_path, entry(label="predicted"))
+    tables, checked = make(tmp_path), []
+    monkeypatch.setattr(lookup, "dispatcher", lambda: tables)
+    monkeypatch.setattr(select, "limits_of", lambda index: (H200, fakes.LIMITS))
+    monkeypatch.setattr(select, "choose", lambda problem, device, variant: (resolve(tables, problem)[0].config, ()))
+
+    def check(chosen: Config) -> float:
+        checked.append(chosen)
+        if not right:
+            raise RuntimeError("planted")
+        return 0.0
+
+    found = warming._choice(P, torch.device("cuda", 0), check)
+    assert checked == [config()]
+    assert (found == config()) == right
