@@ -11,16 +11,20 @@ from collections.abc import Sequence
 
 from bole_codegen.measure import Traffic
 from bole_codegen.measure.traffic import ITEMSIZE
+from bole_codegen.search.bucket_inputs import COMMIT_LAYERS
 from bole_codegen.search.results import KernelResources
 from bole_codegen.search.roofline import ACCEPTED, KernelCost
 from bole_codegen.search.targets import Target
 from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.space import Config, Variant
 
-#: Warp instructions for each tap of an element that a thread holds.
-TAP_ISSUE = 9.0
-#: Warp instructions of a program that are not for its elements.
-BASE_ISSUE = 120.0
+#: Warp instructions for each tap of an element that a thread holds: half of those that are counted, since such kernels
+#: issue about twice as many in a microsecond as the model's ISSUE, which is of long dots.
+TAP_ISSUE = 4.5
+#: The same of a program whatever its elements are, and for an element that a commit moves.
+BASE_ISSUE, COPY_ISSUE = 60.0, 12.0
+#: Microseconds of a multiprocessor that a program takes to begin: many are resident, and wait side by side.
+START = 0.05
 
 
 def conv_problem(target: Target) -> ConvProblem:
@@ -65,20 +69,22 @@ def conv_traffic(target: Target) -> Traffic:
 
 
 def conv_costs(target: Target, config: Config, variant: Variant) -> list[KernelCost]:
-    """Return the cost of the one kernel that a launch runs."""
+    """Return the cost of the one kernel that a launch runs: of all layers for a commit."""
     problem, get = conv_problem(target), dict(config.params).get
-    programs = max(1, math.prod(variant.grids(problem, config, target.batch, target.hv)[0]))
+    layers = COMMIT_LAYERS if problem.op == "conv_commit" else 1
+    programs = max(1, math.prod(variant.grids(problem, config, target.batch * layers, target.hv)[0]))
     traffic = conv_traffic(target)
     elements = int(get("bc", 1)) * int(get("nb", 1))
     each = elements / (32.0 * int(get("warps", 4)))
     in_flight = elements * element_size(target)
     if problem.op == "conv_commit":
-        # Accepted node, parents on the way up, then inputs: loads that wait for each other.
-        return [KernelCost(programs, traffic.total, 0, 0, in_flight, problem.length + 2, BASE_ISSUE + 12.0 * each)]
+        # All inputs of a channel are asked for at once.
+        issue, asked = BASE_ISSUE + COPY_ISSUE * each, in_flight * problem.length
+        return [KernelCost(programs, traffic.total * layers, 0, 0, asked, 0, issue, START)]
     # Inputs of the other taps come from L1 or L2.
     again = (problem.width - 1) * traffic.outputs
     issue = BASE_ISSUE + TAP_ISSUE * problem.width * each
-    return [KernelCost(programs, traffic.total, again, 0, in_flight, problem.width + 1, issue)]
+    return [KernelCost(programs, traffic.total, again, 0, in_flight, 0, issue, START)]
 
 
 def conv_guess(problem: ConvProblem, config: Config) -> KernelResources:

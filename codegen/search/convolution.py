@@ -99,6 +99,12 @@ class Convolution:
 
         return conv_costs(target, config, variant)
 
+    def modelled_layers(self, target: Target) -> int:
+        """One, or all of a commit, whose layers are too small for a launch each."""
+        from bole_codegen.search.bucket_inputs import COMMIT_LAYERS
+
+        return COMMIT_LAYERS if target.problem.op == "conv_commit" else 1
+
     def guess(self, problem: ConvProblem, config: Config) -> KernelResources:
         """See :class:`Kind`."""
         from bole_codegen.search.conv_roofline import conv_guess

@@ -101,6 +101,9 @@ class Kind(Protocol):
     def costs(self, target: Target, config: Config, variant: Variant) -> list[KernelCost]:
         """Return what every kernel of a launch moves and computes, for the roofline model."""
 
+    def modelled_layers(self, target: Target) -> int:
+        """Return the layers of the launch that :meth:`costs` is of."""
+
     def guess(self, problem: Any, config: Config) -> KernelResources:
         """Return what a kernel probably takes, before it is compiled."""
 

@@ -98,6 +98,11 @@ class Recurrence:
 
         return kernel_costs(target, config, variant)
 
+    def modelled_layers(self, target: Target) -> int:
+        """One, though a commit launches all: its states are large."""
+        del target
+        return 1
+
     def guess(self, problem: Problem, config: Config) -> KernelResources:
         """See :class:`Kind`."""
         from bole_codegen.search.roofline import guess

@@ -76,6 +76,7 @@ class KernelCost:
         in_flight: bytes a program requests at a time.
         steps: dependent steps of a program.
         issue: instructions of each warp of a program, where they are known.
+        program: microseconds of a multiprocessor that a program takes whatever it does.
     """
 
     programs: int
@@ -85,6 +86,7 @@ class KernelCost:
     in_flight: float
     steps: float
     issue: float = 0.0
+    program: float = PROGRAM
 
 
 def _rows(problem: Problem) -> int:
@@ -191,7 +193,7 @@ def kernel_us(cost: KernelCost, resources: KernelResources, warps: int, record: 
     # A multiprocessor needs four warps to issue to its four schedulers.
     issue = min(1.0, min(per_sm, max(1.0, cost.programs / record.sms)) * warps / 4)
     rate = record.bf16_tflops * 1e6 / record.sms * TENSOR_SHARE * issue
-    program = PROGRAM + cost.steps * STEP + cost.issue * warps / ISSUE / issue + cost.flops / cost.programs / rate
+    program = cost.program + cost.steps * STEP + cost.issue * warps / ISSUE / issue + cost.flops / cost.programs / rate
     compute = max(1.0, cost.programs / record.sms) * program
     return LATENCY + max(memory, compute) + OVERLAP_LOSS * min(memory, compute)
 
@@ -199,7 +201,7 @@ def kernel_us(cost: KernelCost, resources: KernelResources, warps: int, record: 
 def predict_us(
     target: Target, config: Config, variant: Variant, record: GpuRecord, resources: Sequence[KernelResources] = ()
 ) -> float:
-    """Return the modelled microseconds of a launch.
+    """Return the modelled microseconds of a layer.
 
     Args:
         target: the bucket.
@@ -218,7 +220,7 @@ def predict_us(
     for i, cost in enumerate(costs):
         used = resources[i] if i < len(resources) else kind.guess(target.problem, config)
         total += kernel_us(cost, used, warps[i], record)
-    return total
+    return total / kind.modelled_layers(target)
 
 
 def floor_us(target: Target, record: GpuRecord) -> float:
