@@ -10,7 +10,9 @@ from pathlib import Path
 from typing import Any
 
 from bole_codegen.say import say
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import CandidateError
+from bole_codegen.search.targets import Target
 from bole_codegen.tables.diff import changes_json, describe_changes, diff_entries, read_entries
 from bole_codegen.tables.explain import explain
 from bole_codegen.tables.keys import depth_note, parse_key
@@ -21,7 +23,6 @@ from bole_codegen.tables.verify import Verdict, target_of, verify_entries
 from bole_runtime import gpus
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.default import default_config
-from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.load import CheckedEntry, load_table
@@ -90,16 +91,14 @@ def _entries(record: GpuRecord, out: Path) -> Iterator[CheckedEntry]:
             yield from load_table(path, all_variants).entries
 
 
-def _layers(problem: Problem, record: GpuRecord) -> int:
+def _layers(target: Target, record: GpuRecord) -> int:
     """Return how many layers a script runs.
 
     Raises:
         ValueError: the GPU cannot hold one.
     """
-    from bole_codegen.search.bucket_inputs import layer_count
-
     whole = int(_USABLE * record.memory_gib * (1 << 30))
-    target = target_of(problem)
+    layer_count = kind_of(target.problem).layer_count
     try:
         return layer_count(target, record.l2_bytes, min(_ELSEWHERE, whole))
     except CandidateError:
@@ -107,7 +106,7 @@ def _layers(problem: Problem, record: GpuRecord) -> int:
     try:
         return layer_count(target, record.l2_bytes, whole)
     except CandidateError as error:
-        raise ValueError(f"{problem.key()} does not fit {record.title}: {error.message}") from None
+        raise ValueError(f"{target.problem.key()} does not fit {record.title}: {error.message}") from None
 
 
 def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
@@ -118,11 +117,12 @@ def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
         say(f"bole-tune: {note}")
     entry = next((e for e in _entries(record, args.out) if e.key == problem.key()), None)
     config: Config = entry.config if entry is not None else default_config(problem, record.limits())
-    layers = _layers(problem, record)
+    target = target_of(problem, None if entry is None else entry.entry)
+    layers = _layers(target, record)
     if entry is None:
         say(f"bole-tune: no table has {problem.key()}; this runs the analytic default")
     measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
-    print(reproduce(problem, config, layers, measured, args.seed), end="")
+    print(reproduce(target, config, layers, measured, args.seed), end="")
     return 0
 
 

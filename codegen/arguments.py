@@ -8,7 +8,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from bole_codegen.conv_arguments import add_conv_arguments, conv_ops, conv_targets, given
 from bole_codegen.presets import get_preset, load_presets
+from bole_codegen.search.kinds import SEARCHED_OPS, order
 from bole_codegen.search.outcome import Options
 from bole_codegen.search.targets import BATCHES, Geometry, Target, make_targets
 from bole_runtime import __version__
@@ -17,6 +19,9 @@ from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
 from bole_runtime.kernels.variants import served
 
 T = TypeVar("T")
+
+#: Options of an explicit geometry of heads.
+_HEADS = ("hk", "hv", "dk", "dv")
 
 _EXAMPLES = """examples:
   bole-tune --gpu h200 --model qwen3.5-9b
@@ -29,6 +34,8 @@ _EXAMPLES = """examples:
       an explicit geometry, ten minutes
   bole-tune --gpu h200 --model qwen3.5-9b --devices 0,1,2,3
       four GPUs of this machine; several machines: --storage postgresql://user@host/db
+  bole-tune --gpu h200 --ops tree_conv,conv_commit --model qwen3.5-9b
+      the convolutions of that model; writes tuned/h200/conv.json
   bole-tune --gpu h200 --show
       print the table
   bole-tune --gpu h200 --explain verify/gdn/dk128-dv128-g2/bf16-sfp32/raw/fast/n16-d16-p0-w256
@@ -110,6 +117,7 @@ def make_parser() -> argparse.ArgumentParser:
     what.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks of the models; default 1")
     for name, doc in (("hk", "key heads"), ("hv", "value heads"), ("dk", "key head dim"), ("dv", "value head dim")):
         what.add_argument(f"--{name}", type=int, metavar="N", help=f"explicit geometry: {doc}")
+    add_conv_arguments(parser)
     buckets = parser.add_argument_group("buckets (comma-separated lists)")
     buckets.add_argument(
         "--families",
@@ -117,13 +125,21 @@ def make_parser() -> argparse.ArgumentParser:
         metavar="LIST",
         help=f"of {', '.join(KERNEL_FAMILIES)}; default, the models', else {DEFAULT_FAMILY}",
     )
-    buckets.add_argument("--ops", type=_words(*OPS), default=list(OPS), metavar="LIST", help="verify,commit")
+    buckets.add_argument(
+        "--ops",
+        type=_words(*SEARCHED_OPS),
+        default=list(OPS),
+        metavar="LIST",
+        help=f"of {', '.join(SEARCHED_OPS)}; default {','.join(OPS)}",
+    )
     buckets.add_argument("--nodes", type=numbers, default=[16, 32, 64], metavar="LIST", help="default 16,32,64")
     buckets.add_argument(
         "--batch", type=numbers, default=list(BATCHES), metavar="LIST", help=f"default {','.join(map(str, BATCHES))}"
     )
     buckets.add_argument("--precision", type=_words(*PRECISIONS), default=list(PRECISIONS), metavar="LIST", help="both")
-    buckets.add_argument("--dtype", type=_words(*DTYPES), default=["bf16"], metavar="LIST", help="of q, k, v; bf16")
+    buckets.add_argument(
+        "--dtype", type=_words(*DTYPES), default=["bf16"], metavar="LIST", help="of q, k, v or x; bf16"
+    )
     buckets.add_argument("--state-dtype", type=_words(*DTYPES), metavar="LIST", help="default, the model's, else fp32")
     buckets.add_argument("--gates", type=_words("raw", "ready"), default=["raw"], metavar="LIST", help="default raw")
     buckets.add_argument("--pending", type=numbers, default=[0], metavar="LIST", help="pending-chain capacity; 0")
@@ -194,7 +210,7 @@ def options_of(args: argparse.Namespace) -> Options:
 
 def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometry]]:
     """Return (family, state type, geometry) of everything asked for."""
-    explicit = {name: getattr(args, name) for name in ("hk", "hv", "dk", "dv")}
+    explicit = {name: getattr(args, name) for name in _HEADS}
     found: list[tuple[str, str | None, Geometry]] = []
     families = args.families or [DEFAULT_FAMILY]
     if any(v is not None for v in explicit.values()):
@@ -219,6 +235,20 @@ def _geometries(args: argparse.Namespace) -> list[tuple[str, str | None, Geometr
     return found
 
 
+def _check_geometry(args: argparse.Namespace, ops: Sequence[str]) -> None:
+    """Refuse an explicit geometry of another kind of operation than those asked for.
+
+    Raises:
+        UsageError: it is, or one is missing beside that of the other kind.
+    """
+    heads = [f"--{name}" for name in _HEADS if getattr(args, name) is not None]
+    if heads and not ops:
+        raise UsageError(f"{heads[0]} is of verify and commit, which --ops leaves out")
+    if ops and conv_ops(args) and not args.model and bool(heads) != bool(given(args)):
+        missing = "--hk, --hv, --dk, --dv" if given(args) else "--channels, --width"
+        raise UsageError(f"--ops {','.join(args.ops)}: an explicit geometry of both kinds needs {missing} too")
+
+
 def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
     """Return the buckets asked for, each once.
 
@@ -226,11 +256,15 @@ def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
         UsageError: a model, geometry or size that cannot be served; the message says what can.
     """
     found: dict[object, Target] = {}
+    ops = [op for op in args.ops if op in OPS]
     try:
-        for family, state_dtype, geometry in _geometries(args):
+        _check_geometry(args, ops)
+        for target in conv_targets(args, args.families or [DEFAULT_FAMILY]):
+            found.setdefault(target.problem, target)
+        for family, state_dtype, geometry in _geometries(args) if ops else ():
             for target in make_targets(
                 [geometry],
-                ops=args.ops,
+                ops=ops,
                 families=[family],
                 in_dtypes=args.dtype,
                 state_dtypes=args.state_dtype or [state_dtype or "fp32"],
@@ -251,4 +285,4 @@ def targets_of(args: argparse.Namespace) -> tuple[Target, ...]:
         raise UsageError(
             "nothing to search: no shipped model has the families asked for, or no kernels serve the sizes asked for"
         )
-    return tuple(sorted(found.values(), key=lambda t: t.problem))
+    return tuple(sorted(found.values(), key=lambda t: order(t.problem)))

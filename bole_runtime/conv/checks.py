@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.conv.calls import ConvCommitLayer
-from bole_runtime.conv.factors import MAX_STATE, WIDTHS, ConvFactors, ConvPending
+from bole_runtime.conv.factors import ConvFactors, ConvPending
 from bole_runtime.families.spec import DATA_DTYPES
+from bole_runtime.kernels.conv_problem import MAX_STATE, WIDTHS
 from bole_runtime.tree import TreeBatch
 from bole_runtime.validate import check_last_stride, check_tensor, not_a, wrong_shape
 from bole_runtime.validate_memory import refuse_overlaps

@@ -8,14 +8,10 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime.families.spec import DATA_DTYPES
+from bole_runtime.kernels.conv_problem import WIDTHS
 
 if TYPE_CHECKING:
     from bole_runtime.tree import TreeBatch
-
-#: Widths of the convolution that are served.
-WIDTHS = range(2, 9)
-#: Longest convolution state, in inputs a channel.
-MAX_STATE = 16
 
 
 @dataclass(slots=True, eq=False)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from typing import NoReturn
 
 import torch
@@ -56,7 +58,8 @@ def warmup_conv(
     """Make the kernels ready that ``tree_conv`` and ``conv_commit`` take for a geometry, and check each once.
 
     Compilation and module loading are not allowed inside a capture of a CUDA graph. Synchronises the device. Does
-    nothing on other backends than Triton's. Calls with pending inputs have kernels of their own, which this leaves out.
+    nothing on other backends than Triton's. Table entries that wait for a check here get one. Calls with pending inputs
+    have kernels of their own, which this leaves out.
 
     Args:
         channels: C of this rank.
@@ -108,14 +111,12 @@ def warmup_conv(
             torch.full((*tree.lead, channels), float("nan"), device=where, dtype=dtype),
             capture=ConvFactors.allocate(tree, channels=channels, width=width, dtype=dtype) if captured else None,
         )
-        for problem, config in _choices(call, batch):
+        for problem in _problems(call, batch):
+            check = partial(_check, call, problem.op, activation, layers)
+            config = _choice(problem, where, check)
             if (problem, config) not in seen:
                 seen.add((problem, config))
-                error = _check_conv(call, config, activation) if problem.op == "tree_conv" else 0.0
-                if problem.op == "conv_commit":
-                    for count in sorted({1, layers}):
-                        _check_commit(call, config, count)
-                done.append(WarmConv(problem, config, error))
+                done.append(WarmConv(problem, config, check(config)))
     if where.type == "cuda":
         torch.cuda.synchronize(where)
     return done
@@ -129,15 +130,47 @@ def _layer(call: ConvCall, pool: torch.Tensor) -> ConvCommitLayer:
     return ConvCommitLayer(pool, ConvFactors(call.x, call.width, call.tree))
 
 
-def _choices(call: ConvCall, batch: int) -> list[tuple[ConvProblem, Config]]:
-    """Return the problems of a call and of its commit at a batch, each with the configuration that serves it."""
+def _problems(call: ConvCall, batch: int) -> tuple[ConvProblem, ...]:
+    """Return the problems of a call and of its commit at a batch."""
     from bole_runtime.backends.triton_backend import select
     from bole_runtime.conv.triton_backend import commit_problem, conv_problem
 
     work = select.buckets(call.tree.max_nodes, call.tree.max_depth, 0, batch, 1)[3]
     commit = ConvCommitCall((_layer(call, call.state),), call.slots, call.slots, call.tree)
-    problems = (conv_problem(call).replace(work=work), commit_problem(commit, commit.layers[0]).replace(work=work))
-    return [(problem, select.choose(problem, call.x.device, None)[0]) for problem in problems]
+    return conv_problem(call).replace(work=work), commit_problem(commit, commit.layers[0]).replace(work=work)
+
+
+def _choice(problem: ConvProblem, device: torch.device, check: Callable[[Config], float]) -> Config:
+    """Return the configuration that serves a problem, once table entries that wait for a check have had one."""
+    from bole_runtime.backends.triton_backend import select
+
+    if device.type == "cuda":
+        from bole_runtime.tables.lookup import dispatcher
+
+        index = device.index if device.index is not None else torch.cuda.current_device()
+        name, limits = select.limits_of(index)
+        for entry in dispatcher().unchecked(problem, name, limits):
+            try:
+                check(entry.config)
+            except Exception:  # It keeps waiting, and what comes after it serves.
+                continue
+            dispatcher().mark_checked(entry, name)
+            select.clear()
+            break
+    return select.choose(problem, device, None)[0]
+
+
+def _check(call: ConvCall, op: str, activation: str | None, layers: int, config: Config) -> float:
+    """Return the error of a configuration; 0 for a commit.
+
+    Raises:
+        RuntimeError: it disagrees with the torch backend.
+    """
+    if op == "tree_conv":
+        return _check_conv(call, config, activation)
+    for count in sorted({1, layers}):
+        _check_commit(call, config, count)
+    return 0.0
 
 
 def _fail(what: str, config: Config, how: str) -> NoReturn:

@@ -7,6 +7,16 @@ from dataclasses import dataclass
 
 #: Operations on convolutions. They have geometry of their own, so their problems are of a class of their own.
 CONV_OPS: tuple[str, ...] = ("tree_conv", "conv_commit")
+#: Fields that say what there is.
+SWITCHES: tuple[str, ...] = ("bias", "silu", "dynamic")
+#: Widths of the convolution that are served.
+WIDTHS = range(2, 9)
+#: Longest convolution state, in inputs a channel.
+MAX_STATE = 16
+#: Most channels that a table can hold.
+MAX_CHANNELS = 1 << 17
+#: Name of the table of both.
+CONV_TABLE = "conv"
 
 
 @dataclass(frozen=True, order=True)
@@ -41,13 +51,27 @@ class ConvProblem:
     pending: int
     work: int
 
+    @property
+    def table(self) -> str:
+        """Name of the table that holds entries for it."""
+        return CONV_TABLE
+
+    @property
+    def depth(self) -> int:
+        """Depth bucket: kernels take any tree, which is at most as deep as it has nodes."""
+        return self.nodes
+
     def key(self) -> str:
         """Return the table key: every field, in a fixed order."""
-        switches = [name for name in ("bias", "silu", "dynamic") if getattr(self, name)]
         return (
             f"{self.op}/c{self.channels}-w{self.width}-l{self.length}/{self.in_dtype}-s{self.state_dtype}"
-            f"/{'-'.join(switches) or 'plain'}/n{self.nodes}-p{self.pending}-w{self.work}"
+            f"/{self.switches}/n{self.nodes}-p{self.pending}-w{self.work}"
         )
+
+    @property
+    def switches(self) -> str:
+        """What there is of bias, SiLU and weights a node, as a key writes it."""
+        return "-".join(name for name in SWITCHES if getattr(self, name)) or "plain"
 
     def for_text(self) -> ConvProblem:
         """Return the problem without what only chooses among kernels; see

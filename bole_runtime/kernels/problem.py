@@ -57,6 +57,26 @@ class Specialisation(Protocol):
     def state_dtype(self) -> str:
         """Element type of the state pool."""
 
+    @property
+    def nodes(self) -> int:
+        """Node bucket."""
+
+    @property
+    def depth(self) -> int:
+        """Depth bucket."""
+
+    @property
+    def pending(self) -> int:
+        """Pending-chain bucket."""
+
+    @property
+    def work(self) -> int:
+        """Bucket of the parallel work of a launch, a power of two."""
+
+    @property
+    def table(self) -> str:
+        """Name of the table that holds entries for it."""
+
     def key(self) -> str:
         """Return the table key: every field that an entry is stored under, in a fixed order."""
 
@@ -65,6 +85,9 @@ class Specialisation(Protocol):
 
     def describe(self, kernel: str) -> str:
         """Return one line for people about a kernel, which the template names."""
+
+    def replace(self, **changes: object) -> Specialisation:
+        """Return a copy with some fields changed."""
 
 
 @dataclass(frozen=True, order=True)
@@ -105,6 +128,11 @@ class Problem:
     work: int
     qk_l2norm: bool = True
     gate_dtypes: tuple[str, ...] = ()
+
+    @property
+    def table(self) -> str:
+        """Name of the table that holds entries for it: one a family."""
+        return self.family
 
     def key(self) -> str:
         """Return the table key: every field that an entry is stored under, in a fixed order."""

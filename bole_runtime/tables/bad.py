@@ -9,13 +9,15 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.conv_problem import CONV_OPS
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
+from bole_runtime.tables.kinds import CONVOLUTION, RECURRENCE, class_of, kind_of
 from bole_runtime.tables.schema import MAX_FILE_BYTES, DType, Hash, Line, Param, ParamValue, Word
 
 BAD_VERSION = 1
@@ -54,7 +56,51 @@ class BadEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
 
     def place(self) -> tuple[object, ...]:
         """Return what the entry is stored under."""
-        return (*(getattr(self, f) for f in CLASS_FIELDS), self.variant, tuple(sorted(self.params.items())))
+        return _place(self, RECURRENCE.class_fields)
+
+
+class BadConvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """One configuration of a convolution that failed: its kernels serve any number of channels, nodes and requests.
+
+    Attributes:
+        pending: 1 for kernels that read a pending chain, else 0.
+
+    The others are those of :class:`BadEntry`.
+    """
+
+    op: Literal["tree_conv", "conv_commit"]
+    width: Small
+    length: Small
+    in_dtype: DType
+    state_dtype: DType
+    bias: bool
+    silu: bool
+    dynamic: bool
+    pending: Small
+    variant: Word
+    params: Annotated[dict[Param, ParamValue], Meta(max_length=32)]
+    kernels: Annotated[list[Hash], Meta(max_length=16)]
+    kind: Word
+    message: Line
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
+
+    def place(self) -> tuple[object, ...]:
+        """Return what the entry is stored under."""
+        return _place(self, CONVOLUTION.class_fields)
+
+
+AnyBad = BadEntry | BadConvEntry
+
+
+def _place(entry: AnyBad, fields: tuple[str, ...]) -> tuple[object, ...]:
+    return (*(getattr(entry, f) for f in fields), entry.variant, tuple(sorted(entry.params.items())))
+
+
+def new_bad(problem: Specialisation, **values: Any) -> AnyBad:
+    """Return the entry of a problem whose kernels failed, with values beside the class."""
+    kind = BadConvEntry if problem.op in CONV_OPS else BadEntry
+    shaping: dict[str, Any] = dict(zip(kind_of(problem).class_fields, class_of(problem), strict=True))
+    return kind(**shaping, **values)
 
 
 class BadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -63,13 +109,27 @@ class BadFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=T
     schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
     gpu: Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
     triton: Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{1,64}\Z")]
-    entries: Annotated[list[BadEntry], Meta(max_length=20_000)]
+    entries: list[AnyBad]
 
 
-#: Fields of a problem that shape its kernels.
-CLASS_FIELDS = (
-    "op", "family", "dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending",
-)  # fmt: skip
+class _RawFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
+    gpu: Annotated[str, Meta(pattern=r"\A[a-z0-9][a-z0-9-]{0,63}\Z")]
+    triton: Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{1,64}\Z")]
+    entries: Annotated[list[msgspec.Raw], Meta(max_length=20_000)]
+
+
+class _Op(msgspec.Struct, frozen=True):
+    op: str = ""
+
+
+def _decode(data: bytes) -> BadFile:
+    raw = msgspec.json.decode(data, type=_RawFile)
+    entries: list[AnyBad] = []
+    for one in raw.entries:
+        conv = msgspec.json.decode(one, type=_Op).op in CONV_OPS
+        entries.append(msgspec.json.decode(one, type=BadConvEntry if conv else BadEntry))
+    return BadFile(schema_version=raw.schema_version, gpu=raw.gpu, triton=raw.triton, entries=entries)
 
 
 def bad_path(root: Path, gpu_key: str, triton: str) -> Path:
@@ -92,7 +152,7 @@ def load_bad(path: Path) -> BadFile | None:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"known-bad list {path} is larger than {MAX_FILE_BYTES} bytes")
-        found = msgspec.json.decode(path.read_bytes(), type=BadFile)
+        found = _decode(path.read_bytes())
     except OSError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
@@ -100,12 +160,12 @@ def load_bad(path: Path) -> BadFile | None:
     return found if found.schema_version == BAD_VERSION else None
 
 
-def class_of(problem: Problem) -> tuple[object, ...]:
-    """Return the fields of a problem that an entry is compared by."""
-    return tuple(getattr(problem, f) for f in CLASS_FIELDS)
+def place_of(problem: Specialisation, config: Config) -> tuple[object, ...]:
+    """Return what a configuration is stored under."""
+    return (*class_of(problem), config.variant, tuple(sorted(config.as_dict().items())))
 
 
-def find_bad(entries: Iterable[BadEntry], problem: Problem, config: Config) -> BadEntry | None:
+def find_bad(entries: Iterable[AnyBad], problem: Specialisation, config: Config) -> AnyBad | None:
     """Return the entry of a configuration, None when it is not known to be bad."""
-    wanted = (*class_of(problem), config.variant, tuple(sorted(config.as_dict().items())))
+    wanted = place_of(problem, config)
     return next((e for e in entries if e.place() == wanted), None)

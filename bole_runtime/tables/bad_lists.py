@@ -7,11 +7,11 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 if TYPE_CHECKING:
-    from bole_runtime.tables.bad import BadEntry
+    from bole_runtime.tables.bad import AnyBad
 
 
 class BadLists:
@@ -27,9 +27,9 @@ class BadLists:
         self._roots = roots
         self._triton = triton
         self._warn = warn
-        self._read: dict[str, tuple[BadEntry, ...]] = {}
+        self._read: dict[str, tuple[AnyBad, ...]] = {}
 
-    def find(self, problem: Problem, config: Config, gpu_key: str) -> str | None:
+    def find(self, problem: Specialisation, config: Config, gpu_key: str) -> str | None:
         """Return the kind of failure of a configuration on a GPU, None when it is not known to fail."""
         if not gpu_key or not self._triton:
             return None
@@ -47,8 +47,8 @@ class BadLists:
         """Forget every list."""
         self._read.clear()
 
-    def _load(self, gpu_key: str) -> tuple[BadEntry, ...]:
-        found: list[BadEntry] = []
+    def _load(self, gpu_key: str) -> tuple[AnyBad, ...]:
+        found: list[AnyBad] = []
         for root in self._roots:
             if os.path.isdir(root / gpu_key / "known-bad"):
                 from bole_runtime.tables.bad import bad_path, load_bad

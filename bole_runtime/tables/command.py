@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from bole_runtime.kernels.problem import Problem, work_bucket
+from bole_runtime.kernels.conv_problem import ConvProblem
+from bole_runtime.kernels.problem import Problem, Specialisation, work_bucket
 
 
 def geometry(problem: Problem) -> tuple[int, int, int]:
@@ -15,8 +16,15 @@ def geometry(problem: Problem) -> tuple[int, int, int]:
     return hk, hv, batch
 
 
-def tune_command(problem: Problem, gpu: str) -> str:
+def tune_command(problem: Specialisation, gpu: str) -> str:
     """Return the exact command that searches the bucket of ``problem`` on ``gpu``."""
+    from bole_runtime.tables.kinds import kind_of
+
+    return kind_of(problem).command(problem, gpu)
+
+
+def recurrence_command(problem: Problem, gpu: str) -> str:
+    """Return the command for a recurrence."""
     hk, hv, batch = geometry(problem)
     words = [
         f"bole-tune --gpu {gpu} --families {problem.family} --ops {problem.op}",
@@ -28,7 +36,24 @@ def tune_command(problem: Problem, gpu: str) -> str:
     return " ".join(words)
 
 
-def gap_line(problem: Problem, gpu: str, waiting: int) -> str:
+def conv_command(problem: ConvProblem, gpu: str) -> str:
+    """Return the command for a convolution."""
+    switches = [
+        *(["--bias"] if problem.bias else []),
+        *([] if problem.silu or problem.op == "conv_commit" else ["--no-silu"]),
+        *(["--dynamic"] if problem.dynamic else []),
+    ]
+    words = [
+        f"bole-tune --gpu {gpu} --ops {problem.op}",
+        f"--channels {problem.channels} --width {problem.width} --length {problem.length}",
+        *switches,
+        f"--batch {problem.work} --nodes {problem.nodes} --pending {problem.pending}",
+        f"--dtype {problem.in_dtype} --state-dtype {problem.state_dtype}",
+    ]
+    return " ".join(words)
+
+
+def gap_line(problem: Specialisation, gpu: str, waiting: int) -> str:
     """Return why a call of ``problem`` takes the analytic default on ``gpu``.
 
     Args:

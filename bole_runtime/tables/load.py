@@ -11,16 +11,17 @@ from typing import Any
 
 import msgspec
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 from bole_runtime.tables.schema import (
     MAX_ENTRIES,
     MAX_FILE_BYTES,
     SCHEMA_VERSION,
-    Entry,
+    AnyEntry,
     Header,
     TableFile,
     bucket_reason,
+    entry_type,
 )
 
 #: op -> variants, as ``bole_runtime.kernels.variants.all_variants`` gives them.
@@ -30,9 +31,25 @@ _PLAIN_NAME = re.compile(r"\A[a-z0-9][a-z0-9_-]{0,63}\Z")
 _FIELD = re.compile(r" - at (?:`key` in )?`(?P<path>[^`]*)`\Z")
 # One entry a block: these groups of fields share a line, so that a diff shows what changed and nothing else.
 _LINES: tuple[tuple[str, ...], ...] = (
-    ("op", "family", "dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision"),
+    (
+        "op",
+        "family",
+        "dk",
+        "dv",
+        "group",
+        "channels",
+        "width",
+        "length",
+        "in_dtype",
+        "state_dtype",
+        "gate_mode",
+        "precision",
+        "bias",
+        "silu",
+        "dynamic",
+    ),
     ("nodes", "depth", "pending", "work"),
-    ("variant", "params"),
+    ("variant", "params", "timed_channels"),
     ("median_us", "spread_us", "floor_us", "ratio", "error", "default_us", "margin", "label", "trials"),
     ("runner_up",),
     ("transferred_from",),
@@ -59,12 +76,18 @@ class _RawFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: list[msgspec.Raw]
 
 
+class _Op(msgspec.Struct, frozen=True):
+    """What tells which schema an entry has."""
+
+    op: str = ""
+
+
 @dataclass(frozen=True)
 class CheckedEntry:
     """An entry whose variant and parameters are declared, with the file that it came from."""
 
-    entry: Entry
-    problem: Problem
+    entry: AnyEntry
+    problem: Specialisation
     config: Config
     triton: str
     path: str
@@ -152,6 +175,19 @@ def _header(path: Path, data: bytes) -> tuple[Header, list[msgspec.Raw]]:
 _TYPES: dict[str, Any] = {f.name: f.type for f in msgspec.structs.fields(Header)}
 
 
+def _entry(raw: msgspec.Raw) -> AnyEntry:
+    """Decode an entry by the schema of its operation.
+
+    Raises:
+        MsgspecError: it breaks the schema.
+    """
+    try:
+        op = msgspec.json.decode(raw, type=_Op).op
+    except msgspec.MsgspecError:
+        op = ""  # The decoder of the whole entry says what is wrong.
+    return msgspec.json.decode(raw, type=entry_type(op))
+
+
 def load_file(path: Path) -> TableFile:
     """Read a table with every entry valid by the schema; for tools that rewrite it.
 
@@ -162,7 +198,7 @@ def load_file(path: Path) -> TableFile:
     entries = []
     for i, raw in enumerate(raws):
         try:
-            entries.append(msgspec.json.decode(raw, type=Entry))
+            entries.append(_entry(raw))
         except (msgspec.MsgspecError, RecursionError) as error:
             raise TableError(path, *_split(error, f"entries[{i}]")) from error
     return TableFile(**{f: getattr(header, f) for f in header.__struct_fields__}, entries=entries)
@@ -178,11 +214,11 @@ def load_table(path: Path, variants: VariantLookup) -> LoadedTable:
     declared: dict[str, dict[str, Variant]] = {}
     entries: list[CheckedEntry] = []
     skipped: list[tuple[str, str]] = []
-    seen: set[Problem] = set()
+    seen: set[Specialisation] = set()
     for i, raw in enumerate(raws):
         place = f"entries[{i}]"
         try:
-            entry = msgspec.json.decode(raw, type=Entry)
+            entry = _entry(raw)
         except (msgspec.MsgspecError, RecursionError) as error:
             field, message = _split(error, place)
             skipped.append((field, message))
@@ -204,7 +240,7 @@ def load_table(path: Path, variants: VariantLookup) -> LoadedTable:
     return LoadedTable(path, header, tuple(entries), tuple(skipped))
 
 
-def _config(entry: Entry, header: Header, declared: Mapping[str, Variant]) -> Config:
+def _config(entry: AnyEntry, header: Header, declared: Mapping[str, Variant]) -> Config:
     reason = bucket_reason(entry)
     if reason is not None:
         raise ValueError(reason)
@@ -218,7 +254,12 @@ def _config(entry: Entry, header: Header, declared: Mapping[str, Variant]) -> Co
 
 def canonical(table: TableFile) -> TableFile:
     """Return ``table`` with its entries in the one order that files are written in."""
-    return msgspec.structs.replace(table, entries=sorted(table.entries, key=lambda e: e.problem()))
+    return msgspec.structs.replace(table, entries=sorted(table.entries, key=order))
+
+
+def order(entry: AnyEntry) -> tuple[str, Any]:
+    """Return what entries are sorted by. Problems compare within an operation."""
+    return entry.op, entry.problem()
 
 
 def dump(table: TableFile) -> bytes:

@@ -10,8 +10,11 @@ The order in which entries are tried, first match first:
 Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node and pending buckets
 go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal ``HV / HK``
 before another, the work bucket to the nearest upward, or the largest one below when none is above, and the depth
-bucket to the nearest upward. An entry that cannot run here is passed over, so that the choice is only ever about
-speed. So is one whose kernels failed on such a GPU before (``bad.py``); the analytic default respects that list too.
+bucket to the nearest upward. Of a convolution, operation, width, element types and whether every node has weights of
+its own must be equal; after nodes and pending come an equal length of the state, bias and SiLU, the nearest number of
+channels and the work bucket (``kinds.py``). An entry that cannot run here is passed over, so that the choice is only
+ever about speed. So is one whose kernels failed on such a GPU before (``bad.py``); the analytic default respects that
+list too.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 from bole_runtime.tables.bad_lists import BadLists
 from bole_runtime.tables.checks import CheckStore, minor
 from bole_runtime.tables.command import gap_line, tune_command
+from bole_runtime.tables.kinds import kind_of
 from bole_runtime.tables.ranking import Tables
 from bole_runtime.tables.sources import (
     analytic_default,
@@ -87,7 +91,7 @@ class Dispatcher:
         user_roots: int | None = None,
         variants: Callable[[str], Iterable[Variant]] = declared_variants,
         gpus: GpuLookup = gpu_keys,
-        default: Callable[[Problem, GpuLimits], Config] = analytic_default,
+        default: Callable[[Specialisation, GpuLimits], Config] = analytic_default,
         triton: str | None = None,
         checks: CheckStore | None = None,
     ) -> None:
@@ -100,16 +104,16 @@ class Dispatcher:
         self._triton = installed_triton() if triton is None else triton
         self._checks = checks or CheckStore()
         self._lock = threading.RLock()
-        self._memo: dict[tuple[Problem, str], Resolution] = {}
+        self._memo: dict[tuple[Specialisation, str], Resolution] = {}
         self._warned: set[str] = set()
         self._tables = Tables(roots, user_roots or 0, variants, self._warn)
         self._bad = BadLists(roots, self._triton, self._warn)
 
-    def resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
+    def resolve(self, problem: Specialisation, device_name: str, limits: GpuLimits) -> Resolution:
         """Return the configuration for ``problem`` on a device.
 
         Args:
-            problem: buckets and element types; see :class:`Problem`.
+            problem: buckets and element types; see :class:`Specialisation`.
             device_name: exact name, as torch reports it. Empty or ``cpu`` means no GPU: the analytic default.
             limits: what the device can hold.
         """
@@ -120,7 +124,7 @@ class Dispatcher:
                 self._memo[problem, device_name] = found
         return found
 
-    def unchecked(self, problem: Problem, device_name: str, limits: GpuLimits) -> tuple[CheckedEntry, ...]:
+    def unchecked(self, problem: Specialisation, device_name: str, limits: GpuLimits) -> tuple[CheckedEntry, ...]:
         """Return the entries that would be preferred to :meth:`resolve`'s answer once they are checked here.
 
         ``warmup`` runs the first against the reference and calls :meth:`mark_checked` when it agrees.
@@ -134,7 +138,7 @@ class Dispatcher:
                 waiting.append(entry)
         return tuple(waiting)
 
-    def note_stale(self, problem: Problem, resolution: Resolution, names: Sequence[str]) -> None:
+    def note_stale(self, problem: Specialisation, resolution: Resolution, names: Sequence[str]) -> None:
         """Warn once when the kernels that a choice loads are not those that its entry was tuned with.
 
         Args:
@@ -145,11 +149,10 @@ class Dispatcher:
         entry = resolution.entry
         if entry is None or [k.name for k in entry.entry.kernels] == list(names):
             return
-        shaping = ("group", "gate_mode", "nodes", "pending", "qk_l2norm", "gate_dtypes")
-        if any(getattr(problem, f) != getattr(entry.problem, f) for f in shaping):
+        if problem.for_text() != entry.problem.for_text():
             return
         self._warn(
-            "stale",
+            f"{kind_of(problem).name}stale",
             f"the entry {entry.key} of {entry.path} was tuned with other kernels than those of this release: its time "
             f"says little; run `{tune_command(entry.problem, entry.gpu_key)}` to tune again",
         )
@@ -173,17 +176,17 @@ class Dispatcher:
             self._tables.clear()
             self._bad.clear()
 
-    def _resolve(self, problem: Problem, device_name: str, limits: GpuLimits) -> Resolution:
+    def _resolve(self, problem: Specialisation, device_name: str, limits: GpuLimits) -> Resolution:
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         key = gpu[0] if gpu else "NAME"
         fill = f"run `{tune_command(problem, key)}` to fill the gap"
-        waiting = 0
+        of, waiting = kind_of(problem).name, 0
         for source, entry in self.ranked(problem, device_name):
             found = self._reject(problem, entry, device_name, limits)
             if found is not None:
                 kind, why = found
                 waiting += kind == "unchecked"
-                self._warn(kind, f"the entry {entry.key} of {entry.path} {why}; {fill}")
+                self._warn(f"{of}{kind}", f"the entry {entry.key} of {entry.path} {why}; {fill}")
                 continue
             self._warn_about(problem, entry, source, key, fill)
             return Resolution(entry.config, source, entry, f"entry {entry.key} of {entry.path}")
@@ -195,16 +198,16 @@ class Dispatcher:
             self._warn("gpu", text)
         else:
             text = gap_line(problem, key, waiting)
-            self._warn("waiting" if waiting else "default", text if waiting else f"{text}; {fill}")
+            self._warn(f"{of}waiting" if waiting else f"{of}default", text if waiting else f"{text}; {fill}")
         return Resolution(config, "default", None, text)
 
-    def reject(self, problem: Problem, entry: CheckedEntry, device_name: str, limits: GpuLimits) -> str | None:
+    def reject(self, problem: Specialisation, entry: CheckedEntry, device_name: str, limits: GpuLimits) -> str | None:
         """Return why an entry is not taken for a problem on a device, None when it may be."""
         found = self._reject(problem, entry, device_name, limits)
         return None if found is None else found[1]
 
     def _reject(
-        self, problem: Problem, entry: CheckedEntry, device_name: str, limits: GpuLimits
+        self, problem: Specialisation, entry: CheckedEntry, device_name: str, limits: GpuLimits
     ) -> tuple[str, str] | None:
         """Return the kind of warning and the reason why an entry is not taken, None when it may be."""
         reason = self._reason(problem, entry, limits)
@@ -223,7 +226,7 @@ class Dispatcher:
             return "unchecked", f"{why}; it is used once warmup() has checked it here"
         return None
 
-    def _good_default(self, problem: Problem, key: str, limits: GpuLimits) -> Config:
+    def _good_default(self, problem: Specialisation, key: str, limits: GpuLimits) -> Config:
         """Return the analytic default, or that of another variant where it is known to fail on this GPU."""
         config = self._default(problem, limits)
         bad = self._bad.find(problem, config, key)
@@ -238,27 +241,26 @@ class Dispatcher:
         self._warn("bad", f"the default {config} is known to fail on {key} ({bad}), and so are the others")
         return config
 
-    def _warn_about(self, problem: Problem, entry: CheckedEntry, source: str, key: str, fill: str) -> None:
+    def _warn_about(self, problem: Specialisation, entry: CheckedEntry, source: str, key: str, fill: str) -> None:
+        of = kind_of(problem)
         if source != key:
-            self._warn("alias", f"no table of {key} serves {problem.key()}; the one of {source} stands in; {fill}")
-        # A commit's tiles do not depend on how its gates come: only what is captured is tuned.
-        if entry.problem.gate_mode != problem.gate_mode and problem.op != "commit":
-            self._warn("gates", f"{problem.key()} takes the entry of {entry.problem.gate_mode!r} gates; {fill}")
-        if entry.problem.group != problem.group:
-            self._warn("group", f"{problem.key()} takes the entry of HV/HK = {entry.problem.group}; {fill}")
+            text = f"no table of {key} serves {problem.key()}; the one of {source} stands in"
+            self._warn(f"{of.name}alias", f"{text}; {fill}")
+        for kind, text in of.notes(problem, entry.problem):
+            self._warn(f"{of.name}{kind}", f"{text}; {fill}")
 
     def _warn(self, kind: str, text: str) -> None:
         if kind not in self._warned:
             self._warned.add(kind)
             warnings.warn(f"bole: {text}", TableWarning, stacklevel=5)
 
-    def ranked(self, problem: Problem, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
+    def ranked(self, problem: Specialisation, device_name: str) -> Iterator[tuple[str, CheckedEntry]]:
         """Yield (GPU key, entry) in the order of the module's docstring, whether or not an entry can run here."""
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         if gpu is not None:
             yield from self._tables.ranked(problem, (gpu[0], *gpu[1]))
 
-    def _reason(self, problem: Problem, entry: CheckedEntry, limits: GpuLimits) -> str | None:
+    def _reason(self, problem: Specialisation, entry: CheckedEntry, limits: GpuLimits) -> str | None:
         for variant in self._variants(problem.op):
             if variant.name == entry.config.variant:
                 return variant.reason(problem, entry.config, limits)

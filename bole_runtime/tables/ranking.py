@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import math
 import os
 from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Variant
+from bole_runtime.tables.kinds import kind_of
 
 if TYPE_CHECKING:
     from bole_runtime.tables.load import CheckedEntry, LoadedTable
@@ -42,7 +42,7 @@ class Tables:
         """Forget every table read."""
         self._tables.clear()
 
-    def ranked(self, problem: Problem, keys: Iterable[str]) -> Iterator[tuple[str, CheckedEntry]]:
+    def ranked(self, problem: Specialisation, keys: Iterable[str]) -> Iterator[tuple[str, CheckedEntry]]:
         """Yield (GPU key, entry), nearest first, whether or not an entry can run here.
 
         Args:
@@ -50,12 +50,14 @@ class Tables:
             keys: of the GPU and its stand-ins, in order.
         """
         late: list[tuple[str, CheckedEntry]] = []
+        rank = kind_of(problem).rank
         for key in keys:
             found: list[tuple[tuple[float, ...], int, CheckedEntry]] = []
             for place, root in enumerate(self._roots):
-                table = self._table(root, key, problem.family)
+                table = self._table(root, key, problem.table)
                 for entry in table.entries if table else ():
-                    away = rank(problem, entry.problem)
+                    # An operation is of one kind: problems of one class meet.
+                    away = rank(problem, entry.problem) if entry.problem.op == problem.op else None
                     if away is not None:
                         found.append((away, place, entry))
             for _, place, entry in sorted(found, key=lambda f: f[:2]):
@@ -65,13 +67,13 @@ class Tables:
                     yield key, entry
         yield from late
 
-    def _table(self, root: Path, key: str, family: str) -> LoadedTable | None:
-        place = (root, key, family)
+    def _table(self, root: Path, key: str, name: str) -> LoadedTable | None:
+        place = (root, key, name)
         if place not in self._tables:
             from bole_runtime.tables.load import TableError, load_table, table_path
 
             table = None
-            path = table_path(root, key, family)
+            path = table_path(root, key, name)
             if os.path.isfile(path):
                 try:
                     table = load_table(path, self._variants)
@@ -86,23 +88,3 @@ class Tables:
                     self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
             self._tables[place] = table
         return self._tables[place]
-
-
-def rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
-    """Return how far ``other`` is from ``problem`` (smaller is nearer), None when it never stands in."""
-    same = ("op", "family", "dk", "dv", "in_dtype", "state_dtype", "precision")
-    if any(getattr(problem, f) != getattr(other, f) for f in same):
-        return None
-    if other.nodes < problem.nodes or other.depth < problem.depth or other.pending < problem.pending:
-        return None
-    below = other.work < problem.work
-    return (
-        other.nodes,
-        other.pending,
-        other.gate_mode != problem.gate_mode,
-        abs(math.log2(other.group / problem.group)),
-        below,
-        -other.work if below else other.work,
-        # Last: an entry for deeper trees serves these as well, one for another batch can be far from the best.
-        other.depth,
-    )

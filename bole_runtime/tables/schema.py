@@ -5,12 +5,13 @@ This module imports msgspec, so nothing imports it until a table is read or writ
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 from msgspec import Meta
 
-from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem
+from bole_runtime.kernels.conv_problem import CONV_OPS, CONV_TABLE, MAX_CHANNELS, ConvProblem
+from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem, Specialisation
 
 #: Raised by one whenever a reader of the previous version would misread a file.
 SCHEMA_VERSION = 1
@@ -27,6 +28,7 @@ Hash = Annotated[str, Meta(pattern=r"\A[0-9a-f]{8,64}\Z")]
 Line = Annotated[str, Meta(max_length=400, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Version = Annotated[str, Meta(pattern=r"\A[0-9A-Za-z.+_-]{0,64}\Z")]
 Dim = Annotated[int, Meta(ge=1, le=4096)]
+Channels = Annotated[int, Meta(ge=1, le=MAX_CHANNELS)]
 Work = Annotated[int, Meta(ge=1, le=1 << 40)]
 Micros = Annotated[float, Meta(ge=0.0, le=1e9)]
 Ratio = Annotated[float, Meta(ge=0.0, le=1e9)]
@@ -125,6 +127,74 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         return self.problem().key()
 
 
+class ConvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
+    """The chosen configuration of one bucket of a convolution. The first fields are the key, of ``ConvProblem``.
+
+    Attributes:
+        timed_channels: channels of the launch that was timed, at most the bucket's.
+
+    The others are those of :class:`Entry`.
+    """
+
+    op: Literal["tree_conv", "conv_commit"]
+    channels: Channels
+    width: Annotated[int, Meta(ge=2, le=8)]
+    length: Annotated[int, Meta(ge=1, le=16)]
+    in_dtype: DType
+    state_dtype: DType
+    bias: bool
+    silu: bool
+    dynamic: bool
+    nodes: Dim
+    pending: Annotated[int, Meta(ge=0, le=4096)]
+    work: Work
+    variant: Word
+    params: Annotated[dict[Param, ParamValue], Meta(max_length=32)]
+    timed_channels: Channels
+    median_us: Micros
+    spread_us: Micros
+    floor_us: Micros
+    ratio: Ratio
+    error: Ratio | None
+    default_us: Micros | None
+    runner_up: RunnerUp | None
+    margin: Ratio | None
+    kernels: Annotated[list[KernelRef], Meta(max_length=16)]
+    label: Literal["measured", "predicted"]
+    transferred_from: Line | None = None
+    trials: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
+    triton: Version | None = None
+    date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")] | None = None
+
+    @property
+    def family(self) -> str:
+        """Name of the table that it is in, where an entry of a recurrence names its family."""
+        return CONV_TABLE
+
+    def problem(self) -> ConvProblem:
+        """Return the problem that this entry was made for."""
+        return ConvProblem(**{f: getattr(self, f) for f in ConvProblem.__dataclass_fields__})
+
+    def key(self) -> str:
+        """Return the table key."""
+        return self.problem().key()
+
+
+AnyEntry = Entry | ConvEntry
+
+
+def entry_type(op: str) -> type[Entry] | type[ConvEntry]:
+    """Return the schema of the entries of an operation."""
+    return ConvEntry if op in CONV_OPS else Entry
+
+
+def new_entry(problem: Specialisation, **values: Any) -> AnyEntry:
+    """Return the entry of a problem, with values beside the key."""
+    kind = entry_type(problem.op)
+    key = {f: getattr(problem, f) for f in kind.__struct_fields__ if f not in values and hasattr(problem, f)}
+    return kind(**key, **values)
+
+
 class Gpu(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
     """The device and the software that a file was made with. Empty strings where nothing ran."""
 
@@ -150,14 +220,14 @@ class Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tr
 
 
 class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
-    """One ``<gpu>/<family>.json``."""
+    """One ``<gpu>/<family>.json``. Convolutions have a table of their own, whose ``family`` is ``conv``."""
 
     schema_version: Annotated[int, Meta(ge=1, le=1_000_000)]
     family: Word
     gpu: Gpu
     protocol: Line
     date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
-    entries: list[Entry]
+    entries: list[AnyEntry]
 
     def header(self) -> Header:
         """Return the file without its entries."""
@@ -165,20 +235,21 @@ class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
             schema_version=self.schema_version, family=self.family, gpu=self.gpu, protocol=self.protocol, date=self.date
         )
 
-    def triton_of(self, entry: Entry) -> str:
+    def triton_of(self, entry: AnyEntry) -> str:
         """Return the Triton version that ``entry`` was made with."""
         return entry.triton or self.gpu.triton
 
 
-def bucket_reason(entry: Entry) -> str | None:
+def bucket_reason(entry: AnyEntry) -> str | None:
     """Return why the key of an entry names no bucket, or None."""
-    for name, value, buckets in (
-        ("nodes", entry.nodes, NODE_BUCKETS),
-        ("depth", entry.depth, DEPTH_BUCKETS),
-        ("pending", entry.pending, PENDING_BUCKETS),
-    ):
-        if value not in buckets:
+    for name, buckets in (("nodes", NODE_BUCKETS), ("depth", DEPTH_BUCKETS), ("pending", PENDING_BUCKETS)):
+        value = getattr(entry, name, None)
+        if value is not None and value not in buckets:
             return f"{name} = {value} is not one of {buckets}"
-    if entry.work & (entry.work - 1):
-        return f"work = {entry.work} is not a power of two"
+    for name in ("work", "channels"):
+        value = int(getattr(entry, name, 1))
+        if value & (value - 1):
+            return f"{name} = {value} is not a power of two"
+    if isinstance(entry, ConvEntry) and entry.length < entry.width - 1:
+        return f"a state of length {entry.length} is too short for a width of {entry.width}"
     return None

@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable
 from pathlib import Path
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
 
@@ -31,7 +31,7 @@ def declared_variants(op: str) -> Iterable[Variant]:
     return all_variants(op)
 
 
-def analytic_default(problem: Problem, limits: GpuLimits) -> Config:
+def analytic_default(problem: Specialisation, limits: GpuLimits) -> Config:
     """Return the default that needs no table."""
     from bole_runtime.kernels import default_config
 

@@ -8,9 +8,10 @@ import re
 import subprocess
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -33,6 +34,8 @@ _TORCH: dict[str, torch.dtype] = {
     "i32": torch.int32,
     "i64": torch.int64,
 }
+#: Arguments that are as in the usual call.
+NONE: Mapping[str, int] = MappingProxyType({})
 _USAGE = re.compile(r"REG:(\d+) STACK:(\d+) SHARED:(\d+)")
 
 
@@ -80,19 +83,25 @@ def _element(argument: Argument, problem: Specialisation) -> str:
     return {"f32": "fp32", "scratch": "fp32", "i32": "i32", "index": "i32", "table": "i64"}[argument.kind]
 
 
-def usual_values(problem: Specialisation, rendered: RenderedKernel, present: frozenset[str] = frozenset()) -> list[Any]:
+def usual_values(
+    problem: Specialisation,
+    rendered: RenderedKernel,
+    present: frozenset[str] = frozenset(),
+    scalars: Mapping[str, int] = NONE,
+) -> list[Any]:
     """Return what stands for the arguments of a usual call (dense, nothing captured), in order: dtypes for tensors.
 
     Args:
         problem: decides the element types.
         rendered: the kernel.
         present: optional tensors that the call has besides the scratch buffers.
+        scalars: values of arguments that are not as in the usual call, by name.
     """
     given = present | frozenset(rendered.plan.scratch)
     values: list[Any] = []
     for argument in rendered.plan.arguments:
         if argument.kind in ("int", "stride"):
-            values.append(1 if argument.unit else 16)
+            values.append(scalars.get(argument.name, 1 if argument.unit else 16))
         elif argument.kind == "float":
             values.append(1.0)
         elif argument.optional and argument.name not in given:
@@ -142,7 +151,11 @@ def targeting(capability: tuple[int, int]) -> Iterator[None]:
 
 
 def request(
-    rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits, present: frozenset[str] = frozenset()
+    rendered: RenderedKernel,
+    problem: Specialisation,
+    gpu: GpuLimits,
+    present: frozenset[str] = frozenset(),
+    scalars: Mapping[str, int] = NONE,
 ) -> Any:
     """Ask Triton for a kernel as a launch does, and return it compiled.
 
@@ -154,10 +167,11 @@ def request(
         problem: what it was rendered for; decides the argument types.
         gpu: limits of the target.
         present: see :func:`usual_values`.
+        scalars: see :func:`usual_values`.
     """
     function = import_kernel(rendered.name, rendered.source)
     with targeting(gpu.compute_capability):
-        return function.warmup(*usual_values(problem, rendered, present), grid=(1,), **rendered.plan.options)
+        return function.warmup(*usual_values(problem, rendered, present, scalars), grid=(1,), **rendered.plan.options)
 
 
 @functools.lru_cache(maxsize=1)
@@ -197,7 +211,11 @@ def _usage(cubin: bytes) -> tuple[int, int]:
 
 
 def compile_offline(
-    rendered: RenderedKernel, problem: Specialisation, gpu: GpuLimits, present: frozenset[str] = frozenset()
+    rendered: RenderedKernel,
+    problem: Specialisation,
+    gpu: GpuLimits,
+    present: frozenset[str] = frozenset(),
+    scalars: Mapping[str, int] = NONE,
 ) -> Resources:
     """Compile a rendered kernel for an NVIDIA GPU's compute capability.
 
@@ -206,6 +224,7 @@ def compile_offline(
         problem: what it was rendered for; decides the argument types.
         gpu: limits of the target.
         present: see :func:`usual_values`.
+        scalars: see :func:`usual_values`.
 
     Returns:
         What the kernel takes.
@@ -216,7 +235,7 @@ def compile_offline(
     """
     started = time.perf_counter()
     try:
-        compiled = request(rendered, problem, gpu, present)
+        compiled = request(rendered, problem, gpu, present, scalars)
     except Exception as error:
         raise CompileError(f"{type(error).__name__}: {str(error).strip().splitlines()[-1][:300]}") from error
     shared = int(compiled.metadata.shared)

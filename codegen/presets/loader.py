@@ -48,7 +48,7 @@ def _preset(record: dict[str, Any]) -> ModelPreset:
     if record["family"] == "mamba2":
         # q = C and k = B [groups, N], v = x [heads, P]: the state is P x N a head.
         hk, hv, dk, dv = (record[name] for name in ("groups", "heads", "N", "P"))
-    state_dtype = record.get("state_dtype")
+    state_dtype, channels = record.get("state_dtype"), record.get("conv_channels")
     return ModelPreset(
         name=record["name"],
         family=record["family"],
@@ -62,5 +62,7 @@ def _preset(record: dict[str, Any]) -> ModelPreset:
         state_dtype=_STATE_DTYPES[state_dtype] if state_dtype else "fp32",
         state_dtype_known=state_dtype is not None,
         conv_width=record.get("conv_width"),
+        conv_channels=tuple(dict.fromkeys(channels if isinstance(channels, list) else [channels] if channels else [])),
+        conv_state_dtype=_STATE_DTYPES[record.get("conv_state_dtype") or "model dtype"],
         raw=MappingProxyType(record),
     )

@@ -48,6 +48,8 @@ class ModelPreset:
         state_dtype: element type of the recurrent state, ``fp32``, ``bf16`` or ``fp16``.
         state_dtype_known: whether a source states it; the usual ``fp32`` is assumed otherwise.
         conv_width: width of the short causal convolution; None without one.
+        conv_channels: its channels, of the whole model: one number, several where layers differ, none without one.
+        conv_state_dtype: element type of its state; where no source states it, that of the weights.
         raw: the whole record, with its sources and which fields are stated, defaulted or derived.
     """
 
@@ -63,6 +65,8 @@ class ModelPreset:
     state_dtype: str
     state_dtype_known: bool
     conv_width: int | None
+    conv_channels: tuple[int, ...]
+    conv_state_dtype: str
     raw: Mapping[str, Any] = field(repr=False, compare=False)
 
     @property

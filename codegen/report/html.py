@@ -14,7 +14,8 @@ from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
 from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.load import order
+from bole_runtime.tables.schema import AnyEntry
 
 _BEGIN = "<!doctype html>"
 _STYLE = """
@@ -30,12 +31,13 @@ svg { max-width: 100%; height: auto; }
 #: How a bucket's name reads.
 _LEGEND = (
     "A bucket: operation, family, dk x dv, g value heads a key head, type of q, k, v / of the state, gates, precision, "
-    "n nodes, p tokens of a pending chain, w = requests x value heads. The floor is the time to move the memory that "
-    "must move; the ratio is tuned to floor."
+    "n nodes, p tokens of a pending chain, w = requests x value heads; of a convolution operation, channels x taps, "
+    "l inputs of a state, types, what there is of bias and SiLU, n, p, w = requests. The floor is the time to move the "
+    "memory that must move; the ratio is tuned to floor."
 )
 
 
-def _gain(entries: Sequence[Entry]) -> str:
+def _gain(entries: Sequence[AnyEntry]) -> str:
     """Say in how many buckets the search beat the analytic default."""
     better = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
     broken = sum(e.default_us is None for e in entries)
@@ -74,7 +76,7 @@ def render_report(
         facts: software, options, paths: shown as they are.
         bandwidth_gbs: measured copy bandwidth, None for the nominal one.
     """
-    entries = sorted(result.entries, key=lambda e: e.problem())
+    entries = sorted(result.entries, key=order)
     missing = [b for b in result.buckets if b.entry is None]
     parts = [
         f"<h1>bole-tune: {html.escape(record.title)}, {html.escape(label)}</h1>",

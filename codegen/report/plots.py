@@ -7,14 +7,14 @@ import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from bole_codegen.measure import commit_traffic, verify_traffic
 from bole_codegen.report.summary import bucket_name
-from bole_codegen.search.bucket_inputs import workload
 from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.finish import BucketResult
+from bole_codegen.search.kinds import kind_of
+from bole_codegen.search.kinds import order as order_of
 from bole_codegen.search.results import Timed
-from bole_codegen.search.roofline import ACCEPTED
 from bole_runtime.gpus import GpuRecord
+from bole_runtime.tables.load import order
 
 #: Histories drawn; a run of a hundred buckets would otherwise make a report nobody opens.
 MAX_HISTORIES = 18
@@ -60,7 +60,7 @@ def _plain_ticks(axis: Any, small: bool = False) -> None:
 
 def before_after(results: Sequence[BucketResult]) -> str:
     """Draw default, tuned and floor of every bucket."""
-    entries = sorted((r.entry for r in results if r.entry is not None), key=lambda e: e.problem(), reverse=True)
+    entries = sorted((r.entry for r in results if r.entry is not None), key=order, reverse=True)
     figure = _figure(9, 1.2 + 0.24 * len(entries))
     axes = figure.add_subplot()
     places = range(len(entries))
@@ -91,10 +91,11 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
     for result in results:
         if result.entry is None:
             continue
-        work = workload(result.target)
-        verify = result.target.problem.op == "verify"
-        traffic = verify_traffic(work, captured=True) if verify else commit_traffic(work, ACCEPTED)
-        xs, ys = groups.setdefault(f"{result.entry.op} {result.entry.precision}", ([], []))
+        problem = result.target.problem
+        traffic = kind_of(problem).traffic(result.target)
+        if not traffic.flops:
+            continue  # It moves bytes only.
+        xs, ys = groups.setdefault(kind_of(problem).brief(problem), ([], []))
         xs.append(traffic.flops / traffic.total)
         ys.append(traffic.flops / result.entry.median_us * 1e-6)
     for name, marker, color in zip(sorted(groups), "osDv", ("#1f5fa8", "#c8641b", "#2f8f5b", "#7a4fa3"), strict=False):
@@ -124,15 +125,12 @@ def roofline(results: Sequence[BucketResult], record: GpuRecord, bandwidth_gbs: 
 def histories(searches: Sequence[ClassSearch]) -> str:
     """Draw the times of the candidates of each searched bucket, in the order tried, with the best so far."""
     series: list[tuple[str, list[float]]] = []
-    for search in sorted(searches, key=lambda s: s.problem):
+    for search in sorted(searches, key=lambda s: order_of(s.problem)):
         for target in search.searched:
             key = target.problem.key()
             times = [r.median_us for k, _, r in search.history if k == key and isinstance(r, Timed)]
             if len(times) > 1:
-                p = target.problem
-                pending = f" p{p.pending}" if p.pending else ""
-                name = f"{p.op} {p.dk}x{p.dv} g{p.group} s{p.state_dtype} {p.precision} n{p.nodes}{pending} w{p.work}"
-                series.append((name, times))
+                series.append((kind_of(target.problem).title(target.problem), times))
     shown = series[:MAX_HISTORIES]
     if not shown:
         return ""

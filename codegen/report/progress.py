@@ -19,6 +19,7 @@ from rich.progress import Progress as Bars
 from rich.table import Column
 from rich.text import Text
 
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.results import Failed, Measurement, Screening, Timed
 from bole_codegen.search.targets import Target
@@ -60,7 +61,7 @@ class _Counting(Progress):
         if isinstance(result, Timed) and result.median_us < self.best.get(target, float("inf")):
             self.best[target] = result.median_us
             p = target.problem
-            self.last_best = f"{result.median_us:.2f} us {p.op} {p.precision} n{p.nodes} w{p.work} {config.variant}"
+            self.last_best = f"{result.median_us:.2f} us {kind_of(p).brief(p)} n{p.nodes} w{p.work} {config.variant}"
 
     def finished(self, target: Target, median_us: float | None, default_us: float | None) -> None:
         """See :class:`Progress`."""

@@ -9,24 +9,22 @@ from typing import Any
 import msgspec
 import tabulate
 
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.load import order
+from bole_runtime.tables.schema import AnyEntry
 
 HEADERS = ("bucket", "default us", "tuned us", "floor us", "ratio", "error", "variant")
 
 
-def bucket_name(entry: Entry) -> str:
+def bucket_name(entry: AnyEntry) -> str:
     """Return the part of a key that people tell buckets apart by."""
-    p = entry.problem()
-    pending = f" p{p.pending}" if p.pending else ""
-    return (
-        f"{p.op} {p.family} {p.dk}x{p.dv} g{p.group} {p.in_dtype}/{p.state_dtype} {p.gate_mode} {p.precision} "
-        f"n{p.nodes}{pending} w{p.work}"
-    )
+    problem = entry.problem()
+    return kind_of(problem).bucket_name(problem)
 
 
-def config_name(entry: Entry) -> str:
+def config_name(entry: AnyEntry) -> str:
     """Return the variant and its parameters on one line."""
     return entry.variant + " " + " ".join(f"{k}={v}" for k, v in entry.params.items())
 
@@ -35,7 +33,7 @@ def _number(value: float | None, digits: int = 2) -> str:
     return "-" if value is None else f"{value:.{digits}f}"
 
 
-def row(entry: Entry) -> tuple[str, ...]:
+def row(entry: AnyEntry) -> tuple[str, ...]:
     """Return one line of the final table."""
     return (
         bucket_name(entry),
@@ -48,9 +46,9 @@ def row(entry: Entry) -> tuple[str, ...]:
     )
 
 
-def results_table(entries: Sequence[Entry]) -> str:
+def results_table(entries: Sequence[AnyEntry]) -> str:
     """Return entries as a text table, in order of their keys."""
-    rows = [row(e) for e in sorted(entries, key=lambda e: e.problem())]
+    rows = [row(e) for e in sorted(entries, key=order)]
     return str(tabulate.tabulate(rows, headers=HEADERS, tablefmt="simple", disable_numparse=True))
 
 
@@ -81,7 +79,7 @@ def missing_lines(result: RunResult, asked: int) -> list[str]:
     return lines
 
 
-def offline_line(entries: Sequence[Entry]) -> str:
+def offline_line(entries: Sequence[AnyEntry]) -> str:
     """Say what a search without the GPU came to: predictions change a default only where the model is sure."""
     changed = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
     broken = sum(e.default_us is None for e in entries)
@@ -95,7 +93,7 @@ def offline_line(entries: Sequence[Entry]) -> str:
         parts.append(f"it cannot run in {broken}, where another is chosen")
     lines = ["; ".join(parts) + ". Only a search on the GPU can tell apart what is closer than the model is sure of."]
     likely = [e for e in entries if e.runner_up is not None and e.runner_up.median_us < e.median_us]
-    for entry in sorted(likely, key=lambda e: e.problem())[:8]:
+    for entry in sorted(likely, key=order)[:8]:
         assert entry.runner_up is not None
         params = " ".join(f"{k}={v}" for k, v in entry.runner_up.params.items())
         lines.append(

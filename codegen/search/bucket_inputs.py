@@ -38,9 +38,15 @@ COMMIT_LAYERS = 24
 EXTRA_SLOTS = 2
 
 
+def recurrence(target: Target) -> Problem:
+    """Return the problem of a target that is of a verify or a recurrent commit."""
+    assert isinstance(target.problem, Problem)
+    return target.problem
+
+
 def workload(target: Target) -> Workload:
     """Return the sizes of a target's launch, without its pending chain."""
-    p = target.problem
+    p = recurrence(target)
     return Workload(
         batch=target.batch,
         nodes=p.nodes,
@@ -82,12 +88,16 @@ class BucketInputs:
     def operands(self, layer: int) -> Operands:
         """Return the arguments of one layer's call."""
         part = self.inputs.layers[layer]
-        gates: dict[str, Any] = dict(part.gates(self.target.problem.gate_mode))
+        gates: dict[str, Any] = dict(part.gates(recurrence(self.target).gate_mode))
         return Operands(part.q, part.k, part.v, gates, part.state, self.inputs.slots, self.tree, self.pending)
+
+    def serving(self, target: Target) -> BucketInputs:
+        """Return the same tensors for a target of another precision profile."""
+        return replace(self, target=target)
 
     def launches(self, config: Config) -> tuple[Callable[[int], Callable[[], object]], int, int]:
         """Return what makes a graph node, how many nodes there are, and how many layers each holds."""
-        problem = self.target.problem
+        problem = recurrence(self.target)
         if problem.op == "verify":
 
             def make_verify(layer: int) -> Callable[[], object]:
@@ -124,7 +134,7 @@ class BucketInputs:
         Raises:
             CandidateError: they differ.
         """
-        target, problem = self.target, self.target.problem
+        target, problem = self.target, recurrence(self.target)
         device = self.inputs.slots.device
         rows = sorted({0, target.batch // 2, target.batch - 1})
         index = torch.tensor(rows, device=device)
@@ -163,7 +173,7 @@ class BucketInputs:
     def _part(self, ops: Operands, rows: list[int], used: Tensor) -> Operands:
         """Return the operands of some requests in fp64."""
         index = torch.tensor(rows, device=used.device)
-        problem = self.target.problem
+        problem = recurrence(self.target)
         per_node = {i.name for i in get_family(problem.family).node_gates(problem.gate_mode)}
         # The pool may be large: only the slots that are read are widened.
         return Operands(
@@ -214,14 +224,14 @@ def layer_count(target: Target, l2_bytes: int, memory: int) -> int:
 
 
 @functools.lru_cache(maxsize=64)
-def _parents(shape: str, batch: int, nodes: int, seed: int) -> NDArray[np.int32]:
+def cached_parents(shape: str, batch: int, nodes: int, seed: int) -> NDArray[np.int32]:
     """Random trees of a large batch take a second to draw; many buckets share them."""
     return make_parents(shape, batch, nodes, seed)
 
 
 def _draw(target: Target, layers: int, seed: int, device: torch.device | str) -> VerifyInputs:
     work = workload(target)
-    parents = _parents(target.shape, target.batch, work.nodes, seed)
+    parents = cached_parents(target.shape, target.batch, work.nodes, seed)
     generator = torch.Generator(device=device).manual_seed(seed)
     pool = target.batch + EXTRA_SLOTS
     slots = np.random.default_rng(seed + 1).permutation(pool)[: target.batch].astype(np.int32)
@@ -236,7 +246,7 @@ def _draw(target: Target, layers: int, seed: int, device: torch.device | str) ->
 
 def open_bucket(target: Target, layers: int, seed: int, device: torch.device | str) -> BucketInputs:
     """Draw the inputs of a bucket."""
-    problem = target.problem
+    problem = recurrence(target)
     inputs = _draw(target, layers, seed, device)
     tree = TreeBatch.from_parents(inputs.parents, validate=False)
     first = inputs.layers[0]
@@ -254,7 +264,8 @@ def open_bucket(target: Target, layers: int, seed: int, device: torch.device | s
 
 
 def _as_given(target: Target, part: LayerInputs, tree: TreeBatch, pending: PendingChain | None) -> Factors:
-    problem, spec = target.problem, get_family(target.problem.family)
+    problem = recurrence(target)
+    spec = get_family(problem.family)
     return Factors(
         spec=spec,
         gate_mode=problem.gate_mode,

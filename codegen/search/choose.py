@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import Measurement, Timed
 from bole_codegen.search.targets import Target
-from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
-from bole_runtime.tables.schema import Entry, KernelRef, RunnerUp
+from bole_runtime.tables.schema import AnyEntry, KernelRef, RunnerUp, new_entry
 
 #: Times closer than this are equal, whatever their spread says.
 NOISE = 0.01
@@ -69,7 +69,7 @@ def make_entry(
     label: Literal["measured", "predicted"],
     transferred_from: Target | None,
     trials: int,
-) -> Entry:
+) -> AnyEntry:
     """Build the table entry of a bucket.
 
     Args:
@@ -93,21 +93,9 @@ def make_entry(
     if second is not None:
         runner_up = RunnerUp(variant=second.variant, params=second.as_dict(), median_us=_round(good[second].median_us))
         margin = max(0.0, round(good[second].median_us / mine.median_us - 1, 4))
-    p: Problem = target.problem
-    return Entry(
-        op=p.op,  # type: ignore[arg-type]
-        family=p.family,
-        dk=p.dk,
-        dv=p.dv,
-        group=p.group,
-        in_dtype=p.in_dtype,  # type: ignore[arg-type]
-        state_dtype=p.state_dtype,  # type: ignore[arg-type]
-        gate_mode=p.gate_mode,
-        precision=p.precision,  # type: ignore[arg-type]
-        nodes=p.nodes,
-        depth=p.depth,
-        pending=p.pending,
-        work=p.work,
+    return new_entry(
+        target.problem,
+        **kind_of(target.problem).values(target),
         variant=chosen.variant,
         params=chosen.as_dict(),
         median_us=_round(mine.median_us),

@@ -14,7 +14,7 @@ from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import SpaceView, view_all
 from bole_codegen.search.store import Record
 from bole_codegen.search.targets import Target, anchors
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 
 #: A candidate that is so many times slower than the best in the buckets where it was timed is not timed in the others.
@@ -41,7 +41,7 @@ class ClassSearch:
     """
 
     env: Environment
-    problem: Problem
+    problem: Specialisation
     members: tuple[Target, ...]
     searched: tuple[Target, ...]
     trials: int
@@ -65,7 +65,7 @@ class ClassSearch:
     def open(
         cls,
         env: Environment,
-        problem: Problem,
+        problem: Specialisation,
         members: Sequence[Target],
         trials: int,
         anchor_count: int,

@@ -6,10 +6,10 @@ from dataclasses import replace
 
 from bole_codegen.compile import CompileError, compile_offline
 from bole_codegen.render import RenderedKernel, render
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import CandidateError, KernelResources
 from bole_runtime import gpus
-from bole_runtime.kernels.arguments import captured_names
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 
@@ -25,7 +25,7 @@ class CompileBench:
     def __init__(self, gpu: str) -> None:
         self._limits = gpus.get(gpu).limits()
 
-    def compile(self, problem: Problem, config: Config, index: int, wide: bool) -> KernelResources:
+    def compile(self, problem: Specialisation, config: Config, index: int, wide: bool) -> KernelResources:
         """Compile one kernel of a candidate.
 
         Args:
@@ -38,14 +38,16 @@ class CompileBench:
             CandidateError: it does not compile or does not fit.
         """
         kernel = render(problem, config)[index]
+        kind = kind_of(problem)
+        scalars = kind.scalars(problem, config, wide)
         try:
             if wide:
-                done = compile_offline(widened(kernel), problem, self._limits)
+                done = compile_offline(widened(kernel), problem, self._limits, scalars=scalars)
             else:
-                done = compile_offline(kernel, problem, self._limits, captured_names(problem))
+                done = compile_offline(kernel, problem, self._limits, kind.captured(problem), scalars)
         except CompileError as error:
-            kind = "resources" if "shared memory" in str(error) else "compile"
-            raise CandidateError(kind, f"{kernel.name}: {error}") from error
+            failure = "resources" if "shared memory" in str(error) else "compile"
+            raise CandidateError(failure, f"{kernel.name}: {error}") from error
         return KernelResources(done.shared_bytes, done.registers, done.spill_bytes)
 
 

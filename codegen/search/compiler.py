@@ -7,10 +7,11 @@ import statistics
 from collections.abc import Callable, Sequence
 from typing import Any
 
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.ledger import Ledger, now
 from bole_codegen.search.pool import Job, Pool
 from bole_codegen.search.results import Failed, KernelResources
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 #: Seconds for a kernel to compile while nothing is known of the others.
@@ -23,8 +24,10 @@ ENOUGH = 8
 #: Bytes a thread may keep in local memory; a few come from the ABI, more are spills that cost every program.
 SPILL_LIMIT = 64
 
-Render = Callable[[Problem, Config], Sequence[Any]]
+Render = Callable[[Specialisation, Config], Sequence[Any]]
 Compiled = KernelResources | Failed
+#: Name of a kernel, whether its output is widened, and arguments that are compiled into it.
+_Key = tuple[str, bool, tuple[tuple[str, int], ...]]
 
 
 class Compiler:
@@ -50,8 +53,8 @@ class Compiler:
     ) -> None:
         self._render = render
         self.pool = Pool(factory, {"gpu": gpu}, workers, log, ledger)
-        self._done: dict[tuple[str, bool], asyncio.Task[Compiled]] = {}
-        self._wanted: dict[tuple[str, bool], int] = {}
+        self._done: dict[_Key, asyncio.Task[Compiled]] = {}
+        self._wanted: dict[_Key, int] = {}
         self._seconds: list[float] = []
 
     @property
@@ -66,7 +69,7 @@ class Compiler:
         return min(COMPILE_LIMIT, max(LEAST, PATIENCE * statistics.median(self._seconds)))
 
     async def candidate(
-        self, problem: Problem, config: Config, wide: bool = False
+        self, problem: Specialisation, config: Config, wide: bool = False
     ) -> tuple[KernelResources, ...] | Failed:
         """Compile every kernel of a candidate, in parallel.
 
@@ -77,7 +80,9 @@ class Compiler:
             kernels = self._render(problem, config)
         except Exception as error:
             return Failed("error", f"does not render: {type(error).__name__}: {error}")
-        keys = [(k.name, wide) for k in kernels]
+        # What of its arguments Triton compiles into a kernel may differ between buckets.
+        fixed = tuple(sorted(kind_of(problem).scalars(problem, config, wide).items()))
+        keys: list[_Key] = [(k.name, wide, fixed) for k in kernels]
         for i, key in enumerate(keys):
             if key not in self._done:
                 self._done[key] = asyncio.ensure_future(self._compile(problem, config, i, wide))
@@ -93,7 +98,7 @@ class Compiler:
         failed = [d for d in done if isinstance(d, Failed)]
         return failed[0] if failed else tuple(d for d in done if isinstance(d, KernelResources))
 
-    async def _compile(self, problem: Problem, config: Config, index: int, wide: bool) -> Compiled:
+    async def _compile(self, problem: Specialisation, config: Config, index: int, wide: bool) -> Compiled:
         limit = self.limit()
         job = Job("compile", (problem, config, index, wide), limit, "compile", late={"compile": "slow"})
         result: Compiled = Failed("killed", "not tried")

@@ -31,8 +31,8 @@ from bole_codegen.search.progress import Progress
 from bole_codegen.search.rounds import Rounds, side_by_side
 from bole_codegen.search.targets import Target, classes
 from bole_codegen.search.winners import Winners
-from bole_runtime.kernels.problem import Problem
-from bole_runtime.tables.schema import Entry
+from bole_runtime.kernels.problem import Specialisation
+from bole_runtime.tables.schema import AnyEntry
 
 #: Classes under way at a time at most.
 ABREAST = 8
@@ -50,9 +50,9 @@ class _Class:
         plan: what its search depends on.
     """
 
-    problem: Problem
+    problem: Specialisation
     members: tuple[Target, ...]
-    earlier: frozenset[Problem] = frozenset()
+    earlier: frozenset[Specialisation] = frozenset()
     plan: Plan | None = None
     search: ClassSearch | None = None
     results: list[BucketResult] = field(default_factory=list)
@@ -79,7 +79,7 @@ class Driver:
         evaluator: Evaluator,
         options: Options,
         incumbents: Incumbents,
-        save: Callable[[list[Entry]], None],
+        save: Callable[[list[AnyEntry]], None],
         progress: Progress,
         begun: float | None = None,
     ) -> None:
@@ -305,7 +305,7 @@ class Driver:
         else:
             search.prepare(first)
 
-    def _take(self, problem: Problem, results: Sequence[BucketResult]) -> None:
+    def _take(self, problem: Specialisation, results: Sequence[BucketResult]) -> None:
         """Add finished buckets to the result and to the table."""
         self.result.buckets += results
         entries = [r.entry for r in results if r.entry is not None]

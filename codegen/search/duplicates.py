@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from bole_codegen.search.space import Identity, Render, identity
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 
@@ -15,7 +15,7 @@ class Duplicates:
         render: problem and configuration to kernels.
     """
 
-    def __init__(self, problem: Problem, render: Render) -> None:
+    def __init__(self, problem: Specialisation, render: Render) -> None:
         self._problem = problem
         self._render = render
         self._first: dict[Identity, Config] = {}

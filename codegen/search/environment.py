@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from bole_codegen.search.space import Render
 from bole_codegen.search.store import Store
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ class Environment:
     record: GpuRecord
     limits: GpuLimits
     variants: Callable[[str], Iterable[Variant]]
-    default: Callable[[Problem, GpuLimits], Config]
+    default: Callable[[Specialisation, GpuLimits], Config]
     render: Render
     store: Store
     seed: int

@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import Any, Literal, Protocol
 
 from bole_codegen.search.compiler import Compiler, Render, spilled
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.pool import Job, Pool
 from bole_codegen.search.results import Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 #: Seconds for a compiled candidate to pass its check; a check takes a small part of one.
@@ -43,7 +44,7 @@ class Evaluator(Protocol):
     def start(self) -> None:
         """Start every process, so that it is ready when the first candidate is."""
 
-    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
+    async def screen(self, problem: Specialisation, config: Config, keep: bool = False) -> Screening:
         """Compile, and check the launch that is timed where a device is present.
 
         Args:
@@ -52,7 +53,7 @@ class Evaluator(Protocol):
             keep: whether a candidate that spills counts all the same: others are compared with it.
         """
 
-    async def confirm(self, problem: Problem, config: Config) -> Screening:
+    async def confirm(self, problem: Specialisation, config: Config) -> Screening:
         """Check a candidate in full: fp32 output against the fp64 reference, every form of launch."""
 
     async def quick(self, target: Target, config: Config, device: int) -> Measurement:
@@ -129,7 +130,7 @@ class MeasuredEvaluator:
         for pool in (*self._timers, self._checkers, self._compiler.pool):
             pool.start()
 
-    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
+    async def screen(self, problem: Specialisation, config: Config, keep: bool = False) -> Screening:
         """See :class:`Evaluator`."""
         compiled = await self._compiler.candidate(problem, config)
         if isinstance(compiled, Failed):
@@ -140,9 +141,9 @@ class MeasuredEvaluator:
         result = await self._call(self._checkers, Job("gate", (problem, config), CHECK_LIMIT, "check"))
         return result if isinstance(result, Failed) else Screened(result, compiled)
 
-    async def confirm(self, problem: Problem, config: Config) -> Screening:
+    async def confirm(self, problem: Specialisation, config: Config) -> Screening:
         """See :class:`Evaluator`."""
-        if problem.op == "verify" and problem.in_dtype != "fp32":
+        if kind_of(problem).widens(problem):
             compiled = await self._compiler.candidate(problem, config, wide=True)
             if isinstance(compiled, Failed):
                 return compiled

@@ -13,12 +13,13 @@ from bole_codegen.search.choose import choose, make_entry
 from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.results import Failed, Measurement, Screened, Screening
 from bole_codegen.search.targets import Target, nearest_anchor
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.schema import AnyEntry, entry_type
 
 #: Comparisons of a bucket, should all finalists of one fail.
 REFILLS = 3
@@ -53,7 +54,7 @@ class BucketResult:
     """
 
     target: Target
-    entry: Entry | None
+    entry: AnyEntry | None
     reason: str = ""
     reused: bool = False
 
@@ -77,7 +78,7 @@ class Finisher:
         self._top = top
         self._incumbents = incumbents
         self._progress = progress
-        self._confirmed: dict[tuple[Problem, Config], asyncio.Future[Screening]] = {}
+        self._confirmed: dict[tuple[Specialisation, Config], asyncio.Future[Screening]] = {}
 
     async def time(self, search: ClassSearch, target: Target, config: Config, device: int) -> Measurement:
         """Time a candidate of a bucket, cheaply."""
@@ -231,7 +232,7 @@ def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[Buck
         if data is None:
             return None
         try:
-            entry = msgspec.convert(data.get("entry"), Entry)
+            entry = msgspec.convert(data.get("entry"), entry_type(target.problem.op))
             config = next(v.config(entry.params) for v in env.variants(entry.op) if v.name == entry.variant)
             texts = [k.text_hash for k in env.render(target.problem, config)]
         except (msgspec.MsgspecError, ValueError, StopIteration):
@@ -257,5 +258,4 @@ def _beside(target: Target, searched: Sequence[Target]) -> list[Target]:
 
 
 def _name(search: ClassSearch) -> str:
-    p = search.problem
-    return f"{p.op} {p.family} {p.precision} n{p.nodes}"
+    return kind_of(search.problem).group(search.problem)

@@ -9,20 +9,18 @@ from __future__ import annotations
 from collections import OrderedDict
 from collections.abc import Sequence
 from contextlib import ExitStack
-from dataclasses import replace
 from pathlib import Path
 
 import torch
 
 from bole_codegen.measure import CaptureError, Timing, capture_layers, copy_bandwidth, time_interleaved
 from bole_codegen.search import phases
-from bole_codegen.search.bucket_inputs import BucketInputs, layer_count, open_bucket
-from bole_codegen.search.case import CheckCase
 from bole_codegen.search.device_lock import device_lock
+from bole_codegen.search.kinds import Bucket, Check, kind_of
 from bole_codegen.search.results import CandidateError, Failed, Timed
 from bole_codegen.search.targets import Target
 from bole_runtime import Config
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 
 #: Part of the device's memory that must be free before another bucket is drawn beside those that are kept.
 FREE_SHARE = 0.4
@@ -82,15 +80,15 @@ class GpuBench:
         self._l2 = l2_bytes
         self._share = memory_share
         self._lock = device_lock(locks, device)
-        self._cases: OrderedDict[Problem, CheckCase] = OrderedDict()
-        self._buckets: OrderedDict[Target, BucketInputs] = OrderedDict()
+        self._cases: OrderedDict[Specialisation, Check] = OrderedDict()
+        self._buckets: OrderedDict[Target, Bucket] = OrderedDict()
 
     def bandwidth(self) -> float:
         """Measure the copy bandwidth, 1e9 bytes a second."""
         with self._lock.held("time"):
             return copy_bandwidth(device=self._device)
 
-    def gate(self, problem: Problem, config: Config) -> float:
+    def gate(self, problem: Specialisation, config: Config) -> float:
         """Check the launch that is timed, its output in the type of the inputs; return its relative error.
 
         Raises:
@@ -98,7 +96,7 @@ class GpuBench:
         """
         return self._checked(problem, config, full=False)
 
-    def check(self, problem: Problem, config: Config) -> float:
+    def check(self, problem: Specialisation, config: Config) -> float:
         """Check every form of launch, fp32 output against the fp64 reference; return the relative error.
 
         Raises:
@@ -106,7 +104,7 @@ class GpuBench:
         """
         return self._checked(problem, config, full=True)
 
-    def _checked(self, problem: Problem, config: Config, full: bool) -> float:
+    def _checked(self, problem: Specialisation, config: Config, full: bool) -> float:
         try:
             phases.enter("check")
             case = self._case(problem)
@@ -120,9 +118,9 @@ class GpuBench:
             raise classify(found) from found
         return error
 
-    def _case(self, problem: Problem) -> CheckCase:
+    def _case(self, problem: Specialisation) -> Check:
         if problem not in self._cases:
-            self._cases[problem] = CheckCase(problem, self._device, self._seed)
+            self._cases[problem] = kind_of(problem).check(problem, self._device, self._seed)
             while len(self._cases) > KEEP_CASES:
                 self._cases.popitem(last=False)
         self._cases.move_to_end(problem)
@@ -178,23 +176,23 @@ class GpuBench:
         """Return the fewest bytes of a layer: state, inputs and outputs once."""
         return self._open(target).floor_bytes()
 
-    def _open(self, target: Target) -> BucketInputs:
-        # The precision profile changes kernels, not inputs.
-        key = replace(target, problem=target.problem.replace(precision="fast"))
+    def _open(self, target: Target) -> Bucket:
+        kind = kind_of(target.problem)
+        key = kind.shared(target)
         if key in self._buckets:
             self._buckets.move_to_end(key)
-            return replace(self._buckets[key], target=target)
+            return self._buckets[key].serving(target)
         _, total = torch.cuda.mem_get_info()
         while self._buckets and self._free() < FREE_SHARE * total:
             self._buckets.popitem(last=False)
         try:
-            layers = layer_count(target, self._l2, int(self._free() * self._share))
+            layers = kind.layer_count(target, self._l2, int(self._free() * self._share))
         except CandidateError:
             self._buckets.clear()
             torch.cuda.empty_cache()
-            layers = layer_count(target, self._l2, int(self._free() * self._share))
-        self._buckets[key] = open_bucket(target, layers, self._seed, self._device)
-        return replace(self._buckets[key], target=target)
+            layers = kind.layer_count(target, self._l2, int(self._free() * self._share))
+        self._buckets[key] = kind.open(target, layers, self._seed, self._device)
+        return self._buckets[key].serving(target)
 
     @staticmethod
     def _free() -> int:

@@ -12,7 +12,7 @@ from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.results import Failed, KernelResources, Measurement, Screened, Screening, Timed
 from bole_codegen.search.targets import Target, class_of
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 
 
@@ -46,13 +46,13 @@ class OfflineEvaluator:
         self._record = record
         self._variant_of = variant_of
         self._compiler = Compiler(record.key, render, self.workers, log, self.ledger, factory)
-        self._resources: dict[tuple[Problem, Config], tuple[KernelResources, ...]] = {}
+        self._resources: dict[tuple[Specialisation, Config], tuple[KernelResources, ...]] = {}
 
     def start(self) -> None:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
         self._compiler.pool.start()
 
-    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
+    async def screen(self, problem: Specialisation, config: Config, keep: bool = False) -> Screening:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
         compiled = await self._compiled(problem, config)
         if isinstance(compiled, Failed):
@@ -60,7 +60,7 @@ class OfflineEvaluator:
         failed = None if keep else spilled(compiled)
         return failed or Screened(None, compiled)
 
-    async def confirm(self, problem: Problem, config: Config) -> Screening:
+    async def confirm(self, problem: Specialisation, config: Config) -> Screening:
         """See :class:`bole_codegen.search.evaluators.Evaluator`. Nothing can be checked without the GPU.
 
         What an earlier run screened is compiled here, with all other finalists, rather than one by one in ``finals``.
@@ -81,7 +81,7 @@ class OfflineEvaluator:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
         return {config: await self.quick(target, config, device) for config in configs}
 
-    async def _compiled(self, problem: Problem, config: Config) -> tuple[KernelResources, ...] | Failed:
+    async def _compiled(self, problem: Specialisation, config: Config) -> tuple[KernelResources, ...] | Failed:
         """Return what the kernels of a candidate take, compiling them where this run has not."""
         known = self._resources.get((problem, config))
         if known is not None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.finish import BucketResult
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.schema import AnyEntry
 
 
 @dataclass(frozen=True)
@@ -57,6 +57,6 @@ class RunResult:
     spent: dict[str, float] = field(default_factory=dict)
 
     @property
-    def entries(self) -> list[Entry]:
+    def entries(self) -> list[AnyEntry]:
         """Entries of every finished bucket."""
         return [b.entry for b in self.buckets if b.entry is not None]

@@ -29,7 +29,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from bole_codegen.measure import Traffic, commit_traffic, verify_traffic
-from bole_codegen.search.bucket_inputs import workload
+from bole_codegen.search.bucket_inputs import recurrence, workload
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import KernelResources
 from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
@@ -75,6 +76,7 @@ class KernelCost:
         in_flight: bytes a program requests at a time.
         steps: dependent steps of a program.
         issue: instructions of each warp of a program, where they are known.
+        program: microseconds of a multiprocessor that a program takes whatever it does.
     """
 
     programs: int
@@ -84,6 +86,7 @@ class KernelCost:
     in_flight: float
     steps: float
     issue: float = 0.0
+    program: float = PROGRAM
 
 
 def _rows(problem: Problem) -> int:
@@ -91,7 +94,8 @@ def _rows(problem: Problem) -> int:
 
 
 @functools.lru_cache(maxsize=256)
-def _traffic(target: Target) -> Traffic:
+def recurrence_traffic(target: Target) -> Traffic:
+    """Return the fewest bytes and operations of a verify or a commit of a few tokens."""
     work = workload(target)
     return verify_traffic(work, captured=True) if target.problem.op == "verify" else commit_traffic(work, ACCEPTED)
 
@@ -112,13 +116,13 @@ def _passes(get: Callable[[str, Any], Any], name: str, usual: str) -> int:
 
 
 def kernel_costs(target: Target, config: Config, variant: Variant) -> list[KernelCost]:
-    """Return the cost of every kernel that a launch of a configuration runs, in order.
+    """Return the cost of every kernel that a launch of a recurrence runs, in order.
 
     Parameters are read by the names that variants share; one without a parameter counts as the plain case.
     """
-    problem, get = target.problem, dict(config.params).get
+    problem, get = recurrence(target), dict(config.params).get
     grids = [max(1, math.prod(g)) for g in variant.grids(problem, config, target.batch, target.hv)]
-    traffic, rows, heads = _traffic(target), _rows(problem), target.batch * target.hv
+    traffic, rows, heads = recurrence_traffic(target), _rows(problem), target.batch * target.hv
     size, dk = _SIZE[problem.state_dtype], problem.dk
     bv, bk = int(get("bv", problem.dv)), min(int(get("bk", dk)), dk)
     ahead = max(1, int(get("stages", 1)) - 1)
@@ -189,7 +193,7 @@ def kernel_us(cost: KernelCost, resources: KernelResources, warps: int, record: 
     # A multiprocessor needs four warps to issue to its four schedulers.
     issue = min(1.0, min(per_sm, max(1.0, cost.programs / record.sms)) * warps / 4)
     rate = record.bf16_tflops * 1e6 / record.sms * TENSOR_SHARE * issue
-    program = PROGRAM + cost.steps * STEP + cost.issue * warps / ISSUE / issue + cost.flops / cost.programs / rate
+    program = cost.program + cost.steps * STEP + cost.issue * warps / ISSUE / issue + cost.flops / cost.programs / rate
     compute = max(1.0, cost.programs / record.sms) * program
     return LATENCY + max(memory, compute) + OVERLAP_LOSS * min(memory, compute)
 
@@ -197,7 +201,7 @@ def kernel_us(cost: KernelCost, resources: KernelResources, warps: int, record: 
 def predict_us(
     target: Target, config: Config, variant: Variant, record: GpuRecord, resources: Sequence[KernelResources] = ()
 ) -> float:
-    """Return the modelled microseconds of a launch.
+    """Return the modelled microseconds of a layer.
 
     Args:
         target: the bucket.
@@ -206,21 +210,22 @@ def predict_us(
         record: the GPU.
         resources: of each kernel in launch order; a guess when empty.
     """
-    costs = kernel_costs(target, config, variant)
+    kind = kind_of(target.problem)
+    costs = kind.costs(target, config, variant)
     get = dict(config.params).get
     warps = [int(get("warps", 4))] * len(costs)
     if len(costs) > 1:
         warps[0] = int(get("prepare_warps", warps[0]))
     total = 0.0
     for i, cost in enumerate(costs):
-        used = resources[i] if i < len(resources) else guess(target.problem, config)
+        used = resources[i] if i < len(resources) else kind.guess(target.problem, config)
         total += kernel_us(cost, used, warps[i], record)
-    return total
+    return total / kind.modelled_layers(target)
 
 
 def floor_us(target: Target, record: GpuRecord) -> float:
     """Return the memory floor of a bucket at the nominal bandwidth."""
-    return _traffic(target).floor_us(record.bandwidth_gbs)
+    return kind_of(target.problem).traffic(target).floor_us(record.bandwidth_gbs)
 
 
 def promising(

@@ -12,6 +12,7 @@ from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import check_storage, open_storage
+from bole_codegen.search.kinds import SEARCHED_OPS, kind_of, kind_of_op
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.space import space_hash
@@ -22,22 +23,15 @@ from bole_codegen.tables.known_bad import KnownBad
 from bole_codegen.tables.provenance import header
 from bole_codegen.tables.writer import check_target, merge_entries
 from bole_runtime.gpus import GpuRecord
+from bole_runtime.kernels.conv_problem import CONV_OPS
 from bole_runtime.kernels.default import default_config
-from bole_runtime.kernels.problem import OPS
+from bole_runtime.kernels.problem import OPS, Specialisation
 from bole_runtime.kernels.space import Config, Variant
 from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.load import table_path
 from bole_runtime.tables.lookup import Dispatcher, tuned_roots
-from bole_runtime.tables.schema import Entry, Gpu
+from bole_runtime.tables.schema import AnyEntry, Gpu, Header
 
-#: Changes when times of earlier runs can no longer be compared.
-PROTOCOLS = {
-    "measured": (
-        "CUDA graph of layers with tensors of their own, states over 3x L2, factors captured, "
-        "median of interleaved replays"
-    ),
-    "predicted": "compiled without the GPU, ranked by a roofline model",
-}
 #: Entries of tables that a bucket tries first.
 NEAR = 2
 
@@ -86,15 +80,14 @@ class Session:
             TableError: a table to be written cannot be read.
             WorkerStartError: workers do not start.
         """
-        for family in {t.problem.family for t in self.targets}:
+        for problem in {t.problem.table: t.problem for t in self.targets}.values():
             # A table that cannot be rewritten must not cost a search first.
-            check_target(self._path(family), header(self.gpu, family, PROTOCOLS[self.evaluator.label]))
+            check_target(self._path(problem.table), self._header(problem))
         check_storage(self.storage)
         # They take seconds to start, in which the rest is made ready.
         self.evaluator.start()
-        declared: Mapping[tuple[str, str], Variant] = {(op, v.name): v for op in OPS for v in self.variants(op)}
-        space = space_hash(declared.values(), self.evaluator.label, self.gpu.triton, PROTOCOLS[self.evaluator.label])
-        store = Store(open_storage(self.storage), self.record.key, space, declared, self.fresh)
+        declared = {(op, v.name): v for op in SEARCHED_OPS for v in self.variants(op)}
+        store = Store(open_storage(self.storage), self.record.key, self._spaces(declared), declared, self.fresh)
         env = Environment(
             record=self.record,
             limits=self.record.limits(),
@@ -109,8 +102,21 @@ class Session:
         self.driver = Driver(env, self.evaluator, self.options, hints, self._save, self.progress, self.begun)
         return self.driver.run(self.targets)
 
-    def _path(self, family: str) -> Path:
-        return table_path(self.out, self.record.key, family)
+    def _spaces(self, declared: Mapping[tuple[str, str], Variant]) -> dict[str, str]:
+        """Return the hash of each operation's space: one for the operations of a kind, which change together."""
+        found = {}
+        for ops in (OPS, CONV_OPS):
+            protocol = kind_of_op(ops[0]).protocols[self.evaluator.label]
+            variants = [v for (op, _), v in declared.items() if op in ops]
+            space = space_hash(variants, self.evaluator.label, self.gpu.triton, protocol)
+            found.update(dict.fromkeys(ops, space))
+        return found
+
+    def _path(self, table: str) -> Path:
+        return table_path(self.out, self.record.key, table)
+
+    def _header(self, problem: Specialisation) -> Header:
+        return header(self.gpu, problem.table, kind_of(problem).protocols[self.evaluator.label])
 
     def _known_bad(self) -> KnownBad | None:
         """Return the list of known-bad kernels; without the GPU nothing is learnt and nothing is run."""
@@ -119,10 +125,9 @@ class Session:
         roots = tuple(dict.fromkeys((self.out, *tuned_roots())))
         return KnownBad(roots, self.record.key, self.gpu.triton, self.fresh)
 
-    def _save(self, entries: list[Entry]) -> None:
-        for family in sorted({e.family for e in entries}):
-            head = header(self.gpu, family, PROTOCOLS[self.evaluator.label])
-            merge = merge_entries(self._path(family), head, [e for e in entries if e.family == family])
+    def _save(self, entries: list[AnyEntry]) -> None:
+        for table, problem in sorted({e.family: e.problem() for e in entries}.items(), key=lambda found: found[0]):
+            merge = merge_entries(self._path(table), self._header(problem), [e for e in entries if e.family == table])
             if merge.path not in self.paths:
                 self.paths.append(merge.path)
             self.kept += merge.kept

@@ -17,11 +17,12 @@ from typing import Literal
 from bole_codegen.search import roofline
 from bole_codegen.search.compiler import COMPILE_LIMIT, Render, spilled
 from bole_codegen.search.evaluators import CHECK_LIMIT, CHECKERS
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.ledger import Ledger, now
 from bole_codegen.search.results import Failed, KernelResources, Measurement, Screened, Screening, Timed
 from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 
 
@@ -64,7 +65,7 @@ class Surface:
             us *= 1.0 + self.pair * (2.0 * unit(self.seed, config.variant, a, b) - 1.0)
         return us
 
-    def fault(self, problem: Problem, config: Config) -> str | None:
+    def fault(self, problem: Specialisation, config: Config) -> str | None:
         """Return how a configuration fails, None for a good one."""
         place, low = unit(self.seed, "fault", problem.key(), str(config)), 0.0
         for kind, share in self.faulty.items():
@@ -144,7 +145,7 @@ class SimulatedEvaluator:
         self._checkers = asyncio.Semaphore(CHECKERS * self.devices)
         self._timers = [asyncio.Semaphore(1) for _ in range(self.devices)]
 
-    async def screen(self, problem: Problem, config: Config, keep: bool = False) -> Screening:
+    async def screen(self, problem: Specialisation, config: Config, keep: bool = False) -> Screening:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
         self.evaluations += 1
         fault = None if self._good(config) else self._surface.fault(problem, config)
@@ -164,9 +165,9 @@ class SimulatedEvaluator:
         await self._use(self._checkers, "check", self._latency.check)
         return Screened(1e-6)
 
-    async def confirm(self, problem: Problem, config: Config) -> Screening:
+    async def confirm(self, problem: Specialisation, config: Config) -> Screening:
         """See :class:`bole_codegen.search.evaluators.Evaluator`."""
-        if problem.op == "verify":
+        if kind_of(problem).widens(problem):
             await self._compile(problem, config, None, wide=True)
         await self._use(self._checkers, "check", self._latency.check)
         fault = None if self._good(config) else self._surface.fault(problem, config)
@@ -211,12 +212,14 @@ class SimulatedEvaluator:
         return Timed(us * (1.0 + off), us * self._surface.noise, 3)
 
     async def _draw(self, target: Target, device: int) -> None:
-        key = Target(target.problem.replace(precision="fast"), target.hk, target.hv, target.batch, target.shape)
+        key = kind_of(target.problem).shared(target)
         if key not in self._drawn:
             self._drawn.add(key)
             await self._use(self._timers[device], "draw", self._latency.draw)
 
-    async def _compile(self, problem: Problem, config: Config, seconds: float | None, wide: bool = False) -> None:
+    async def _compile(
+        self, problem: Specialisation, config: Config, seconds: float | None, wide: bool = False
+    ) -> None:
         waiting = []
         for kernel in self._render(problem, config):
             key = (kernel.name, wide)

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Value, Variant
 
 #: A space of at most this many assignments is tried in full, one by one, against the declared constraints.
@@ -19,8 +19,8 @@ FULL_PRODUCT = 60_000
 #: Valid configurations kept of a variant whose space is larger.
 POOL = 4_000
 
-#: Problem and configuration to rendered kernels.
-Render = Callable[[Problem, Config], Sequence[Any]]
+#: Specialisation and configuration to rendered kernels.
+Render = Callable[[Specialisation, Config], Sequence[Any]]
 Identity = tuple[tuple[str, int, int], ...]
 
 
@@ -30,7 +30,7 @@ def space_hash(variants: Iterable[Variant], *more: str) -> str:
     return hashlib.sha256(json.dumps([declared, *more], sort_keys=True).encode()).hexdigest()[:12]
 
 
-def identity(problem: Problem, config: Config, render: Render) -> Identity:
+def identity(problem: Specialisation, config: Config, render: Render) -> Identity:
     """Return what makes two configurations the same work: text and launch options of every kernel.
 
     Tile sizes are constants in the text, so the launch grid follows from it.
@@ -64,7 +64,7 @@ class SpaceView:
         seed: for spaces too large to try in full.
     """
 
-    def __init__(self, variant: Variant, problem: Problem, limits: GpuLimits, seed: int = 0) -> None:
+    def __init__(self, variant: Variant, problem: Specialisation, limits: GpuLimits, seed: int = 0) -> None:
         self.variant = variant
         self.problem = problem
         self.limits = limits
@@ -160,7 +160,9 @@ class SpaceView:
         return known
 
 
-def view_all(variants: Iterable[Variant], problem: Problem, limits: GpuLimits, seed: int = 0) -> tuple[SpaceView, ...]:
+def view_all(
+    variants: Iterable[Variant], problem: Specialisation, limits: GpuLimits, seed: int = 0
+) -> tuple[SpaceView, ...]:
     """Return a view of every variant that applies to ``problem`` and has a valid configuration."""
     views = [SpaceView(v, problem, limits, seed) for v in variants if v.applies(problem) is None]
     return tuple(v for v in views if v.configs)

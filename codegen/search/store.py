@@ -23,7 +23,7 @@ from bole_codegen.search.claims import Claims
 from bole_codegen.search.results import KINDS, Failed, Timed
 from bole_codegen.search.sampler import trial_params
 from bole_codegen.search.targets import Target
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -57,7 +57,7 @@ class Store:
     Args:
         storage: as :func:`bole_codegen.search.journal.open_storage` gives it.
         gpu: key of the GPU.
-        space: hash of the declared space and the protocol.
+        space: hash of the declared space and the protocol; or one an operation.
         variants: declared variants by (op, name).
         fresh: forget what is stored for the buckets that are asked for.
     """
@@ -66,7 +66,7 @@ class Store:
         self,
         storage: BaseStorage,
         gpu: str,
-        space: str,
+        space: str | Mapping[str, str],
         variants: Mapping[tuple[str, str], Variant],
         fresh: bool = False,
     ) -> None:
@@ -84,11 +84,12 @@ class Store:
 
     def name(self, target: Target) -> str:
         """Return the study name of a bucket."""
-        return f"{self._gpu}/{target.problem.key()}@{self._space}"
+        return self.class_name(target.problem)
 
-    def class_name(self, problem: Problem) -> str:
+    def class_name(self, problem: Specialisation) -> str:
         """Return the name that a class is claimed by."""
-        return f"{self._gpu}/{problem.key()}@{self._space}"
+        space = self._space if isinstance(self._space, str) else self._space[problem.op]
+        return f"{self._gpu}/{problem.key()}@{space}"
 
     def load(self, target: Target) -> list[tuple[int, Record]]:
         """Return the finished evaluations of a bucket, oldest first, with their places; damaged ones are left out."""

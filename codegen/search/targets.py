@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
+from bole_codegen.search.kinds import kind_of
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     NODE_BUCKETS,
     PENDING_BUCKETS,
     Problem,
+    Specialisation,
     bucket,
     work_bucket,
 )
@@ -52,27 +54,27 @@ class Target:
 
     Attributes:
         problem: the bucket.
-        hk: key heads of the launch.
-        hv: value heads of the launch.
-        batch: requests of the launch; ``B * HV`` falls into ``problem.work``.
+        hk: key heads of the launch; 1 of a convolution.
+        hv: value heads of the launch; of a convolution its channels, which ``Variant.grids`` takes in their place.
+        batch: requests of the launch; ``B * HV``, of a convolution ``B``, falls into ``problem.work``.
         shape: tree shape of the launch.
     """
 
-    problem: Problem
+    problem: Specialisation
     hk: int
     hv: int
     batch: int
     shape: str = "ragged"
 
     @property
-    def kernels(self) -> Problem:
+    def kernels(self) -> Specialisation:
         """The class: the problem without what does not change its kernels."""
         return class_of(self.problem)
 
 
-def class_of(problem: Problem) -> Problem:
+def class_of(problem: Specialisation) -> Specialisation:
     """Return the representative of all problems with the kernels of ``problem``."""
-    return problem.replace(work=1, depth=problem.nodes)
+    return kind_of(problem).class_of(problem)
 
 
 def make_targets(
@@ -99,17 +101,11 @@ def make_targets(
         ValueError: a size is above the largest bucket or below its minimum, or the shape is unknown.
     """
     lists = [list(x) for x in (ops, families, in_dtypes, state_dtypes, gate_modes, precisions)]
-    node_list = sorted({bucket(_least(n, 1, "nodes"), NODE_BUCKETS, "nodes") for n in nodes})
-    pending_list = sorted({bucket(_least(p, 0, "pending"), PENDING_BUCKETS, "pending") for p in pendings})
+    node_list, pending_list, batch_list = sizes(nodes, pendings, batches, shape)
     depth_list = [bucket(_least(d, 1, "depth"), DEPTH_BUCKETS, "depth") for d in depths]
-    batch_list = sorted({_least(b, 1, "batch") for b in batches})
-    if batch_list and batch_list[-1] > MAX_BATCH:
-        raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
     # Here, not above: workers read targets, and need not import torch for that.
-    from bole_codegen.measure.trees import make_parents
     from bole_runtime.families import get_family
 
-    make_parents(shape, 1, 1)  # Refuses an unknown shape.
     found: dict[Problem, Target] = {}
     for op, family, in_dtype, state_dtype, asked, precision in _product(*lists):
         # Captured factors, which a server commits, hold ready gates where those are one value a head.
@@ -137,6 +133,25 @@ def make_targets(
     return tuple(found.values())
 
 
+def sizes(
+    nodes: Iterable[int], pendings: Iterable[int], batches: Iterable[int], shape: str
+) -> tuple[list[int], list[int], list[int]]:
+    """Return node and pending buckets and batch sizes, each once, in order.
+
+    Raises:
+        ValueError: a size is above the largest bucket or below its minimum, or the shape is unknown.
+    """
+    node_list = sorted({bucket(_least(n, 1, "nodes"), NODE_BUCKETS, "nodes") for n in nodes})
+    pending_list = sorted({bucket(_least(p, 0, "pending"), PENDING_BUCKETS, "pending") for p in pendings})
+    batch_list = sorted({_least(b, 1, "batch") for b in batches})
+    if batch_list and batch_list[-1] > MAX_BATCH:
+        raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
+    from bole_codegen.measure.trees import make_parents
+
+    make_parents(shape, 1, 1)  # Refuses an unknown shape.
+    return node_list, pending_list, batch_list
+
+
 def _least(value: int, least: int, name: str) -> int:
     if value < least:
         raise ValueError(f"{name} must be at least {least}, got {value}")
@@ -149,9 +164,9 @@ def _product(*lists: Sequence[object]) -> list[tuple]:  # type: ignore[type-arg]
     return list(product(*lists))
 
 
-def classes(targets: Sequence[Target]) -> dict[Problem, tuple[Target, ...]]:
+def classes(targets: Sequence[Target]) -> dict[Specialisation, tuple[Target, ...]]:
     """Group targets by the kernels they share, keeping the order; within a class by depth, then work."""
-    found: dict[Problem, list[Target]] = {}
+    found: dict[Specialisation, list[Target]] = {}
     for target in targets:
         found.setdefault(target.kernels, []).append(target)
     return {k: tuple(sorted(v, key=lambda t: (t.problem.depth, t.problem.work))) for k, v in found.items()}

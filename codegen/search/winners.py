@@ -5,8 +5,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence, Set
 
+from bole_codegen.search.kinds import kind_of, order
 from bole_codegen.search.targets import Target
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 #: Winners of related classes that a bucket tries first.
@@ -17,9 +18,9 @@ class Winners:
     """The winners of classes that are finished."""
 
     def __init__(self) -> None:
-        self._found: dict[Problem, list[tuple[int, Config]]] = {}
+        self._found: dict[Specialisation, list[tuple[int, Config]]] = {}
 
-    def add(self, problem: Problem, work: int, config: Config) -> None:
+    def add(self, problem: Specialisation, work: int, config: Config) -> None:
         """Add the winner of a bucket.
 
         Args:
@@ -30,7 +31,7 @@ class Winners:
         self._found.setdefault(problem, []).append((work, config))
 
     def first(
-        self, target: Target, held: Sequence[Config], near: Sequence[Config], earlier: Set[Problem]
+        self, target: Target, held: Sequence[Config], near: Sequence[Config], earlier: Set[Specialisation]
     ) -> list[Config]:
         """Return what to try first: the table's entry, winners of the most similar classes, entries of near buckets.
 
@@ -41,14 +42,10 @@ class Winners:
             earlier: classes whose winners may be used.
         """
         problem = target.problem
-        fields = ("dk", "dv", "group", "in_dtype", "state_dtype", "gate_mode", "precision", "nodes", "pending")
-
-        def distance(other: Problem) -> int:
-            return sum(getattr(problem, f) != getattr(other, f) for f in fields)
-
+        kind = kind_of(problem)
         winners = {p: w for p, w in self._found.items() if p.op == problem.op and p in earlier}
         found: list[Config] = []
-        for other in sorted(winners, key=lambda p: (distance(p), p))[:3]:
+        for other in sorted(winners, key=lambda p: (kind.distance(problem, p), order(p)))[:3]:
             by_work = sorted(winners[other], key=lambda w: (abs(math.log2(w[0] / problem.work)), -w[0]))
             found += [config for _, config in by_work[:2]]
         return list(dict.fromkeys([*held, *found, *near]))[: WARM + 1]

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bole_runtime.tables.load import load_file
-from bole_runtime.tables.schema import Entry
+from bole_runtime.tables.schema import AnyEntry
 
 #: Times closer than this, as a fraction, did not change.
 SAME = 0.02
@@ -27,8 +27,8 @@ class Change:
 
     key: str
     kind: str
-    old: Entry | None
-    new: Entry | None
+    old: AnyEntry | None
+    new: AnyEntry | None
 
     @property
     def ratio(self) -> float | None:
@@ -38,7 +38,7 @@ class Change:
         return self.new.median_us / self.old.median_us if self.old.median_us else None
 
 
-def read_entries(path: Path) -> dict[str, Entry]:
+def read_entries(path: Path) -> dict[str, AnyEntry]:
     """Return the entries of a table file, or of every table in a folder and its subfolders, by GPU and key.
 
     Raises:
@@ -48,7 +48,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     paths = [path] if path.is_file() else sorted(p for p in path.glob("**/*.json") if p.parent.name != "known-bad")
     if not paths:
         raise FileNotFoundError(f"no table at {path}")
-    found: dict[str, Entry] = {}
+    found: dict[str, AnyEntry] = {}
     for one in paths:
         table = load_file(one)
         for entry in table.entries:
@@ -56,7 +56,7 @@ def read_entries(path: Path) -> dict[str, Entry]:
     return found
 
 
-def diff_entries(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
+def diff_entries(old: dict[str, AnyEntry], new: dict[str, AnyEntry]) -> list[Change]:
     """Return every key of either, in order."""
     changes = []
     for key in sorted(old.keys() | new.keys()):
@@ -64,7 +64,7 @@ def diff_entries(old: dict[str, Entry], new: dict[str, Entry]) -> list[Change]:
     return changes
 
 
-def _kind(old: Entry | None, new: Entry | None) -> str:
+def _kind(old: AnyEntry | None, new: AnyEntry | None) -> str:
     if old is None:
         return "added"
     if new is None:

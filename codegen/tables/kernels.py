@@ -11,11 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from bole_codegen.tables.writer import locked, write_atomically
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 from bole_runtime.tables.load import load_table
 
-Render = Callable[[Problem, Config], Sequence[Any]]
+Render = Callable[[Specialisation, Config], Sequence[Any]]
 #: Names that the renderer gives: a readable stem and eight hex digits.
 _GENERATED = re.compile(r"\A[a-z][a-z0-9_]*_[0-9a-f]{8}\.py\Z")
 

@@ -6,7 +6,9 @@ import re
 from collections.abc import Iterable
 
 from bole_codegen.search.targets import MAX_SIZE
+from bole_codegen.tables.conv_keys import CONV_EXAMPLE, parse_conv
 from bole_runtime.families import FAMILIES
+from bole_runtime.kernels.conv_problem import CONV_OPS
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     DTYPES,
@@ -15,6 +17,7 @@ from bole_runtime.kernels.problem import (
     PENDING_BUCKETS,
     PRECISIONS,
     Problem,
+    Specialisation,
     bucket,
     work_bucket,
 )
@@ -34,7 +37,7 @@ _SIZES = {"dk": MAX_SIZE, "dv": MAX_SIZE, "group": MAX_SIZE, "nodes": None, "wor
 _EXAMPLE = "verify/gdn/dk128-dv128-g2/bf16-sfp32/raw/fast/n16-d16-p0-w256"
 
 
-def parse_key(text: str) -> Problem:
+def parse_key(text: str) -> Specialisation:
     """Return the problem that a key names: as a table and ``--show --json`` write it, or a bucket's name.
 
     Sizes go to the nearest bucket upward, as in a call.
@@ -42,6 +45,10 @@ def parse_key(text: str) -> Problem:
     Raises:
         ValueError: it is neither, or names something that no kernel serves.
     """
+    return parse_conv(text) if text.split("/")[0].split(" ")[0].strip() in CONV_OPS else _recurrence(text)
+
+
+def _recurrence(text: str) -> Problem:
     words = _words(text)
     allowed = {"op": OPS, "family": tuple(FAMILIES), "in_dtype": DTYPES, "state_dtype": DTYPES, "precision": PRECISIONS}
     for name, values in {**allowed, "gate_mode": ("raw", "ready")}.items():
@@ -81,7 +88,7 @@ def parse_key(text: str) -> Problem:
     )
 
 
-def depth_note(text: str, problem: Problem, rows: Iterable[Problem]) -> str | None:
+def depth_note(text: str, problem: Specialisation, rows: Iterable[Specialisation]) -> str | None:
     """Return which depth a name without one stands for, where tables have rows of another; None otherwise.
 
     Args:
@@ -89,7 +96,7 @@ def depth_note(text: str, problem: Problem, rows: Iterable[Problem]) -> str | No
         problem: what :func:`parse_key` made of it.
         rows: buckets of tables.
     """
-    if _words(text)["depth"]:
+    if not isinstance(problem, Problem) or _words(text)["depth"]:
         return None
     others = sorted({r.depth for r in rows if r.replace(depth=problem.depth) == problem} - {problem.depth})
     if not others:
@@ -106,5 +113,5 @@ def _words(text: str) -> dict[str, str]:
     """
     found = _KEY.fullmatch(text.strip()) or _NAME.fullmatch(" ".join(text.split()))
     if found is None:
-        raise ValueError(f"{text!r} is no table key; one reads {_EXAMPLE}")
+        raise ValueError(f"{text!r} is no table key; one reads {_EXAMPLE}, one of a convolution {CONV_EXAMPLE}")
     return found.groupdict()

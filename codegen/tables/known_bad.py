@@ -11,9 +11,9 @@ import msgspec
 
 from bole_codegen.search.results import BAD_KINDS, Failed
 from bole_codegen.tables.writer import locked, write_atomically
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
-from bole_runtime.tables.bad import BAD_VERSION, CLASS_FIELDS, BadEntry, BadFile, bad_path, class_of, load_bad
+from bole_runtime.tables.bad import BAD_VERSION, AnyBad, BadFile, bad_path, load_bad, new_bad, place_of
 
 
 class KnownBad:
@@ -29,8 +29,8 @@ class KnownBad:
     def __init__(self, roots: Sequence[Path], gpu: str, triton: str, fresh: bool = False) -> None:
         self._path = bad_path(roots[0], gpu, triton)
         self._gpu, self._triton = gpu, triton
-        self._known: dict[tuple[object, ...], BadEntry] = {}
-        self._new: dict[tuple[object, ...], BadEntry] = {}
+        self._known: dict[tuple[object, ...], AnyBad] = {}
+        self._new: dict[tuple[object, ...], AnyBad] = {}
         self._good: set[tuple[object, ...]] = set()
         for root in () if fresh else roots:
             found = load_bad(bad_path(root, gpu, triton))
@@ -42,21 +42,20 @@ class KnownBad:
         """Entries that this run found."""
         return len(self._new)
 
-    def find(self, problem: Problem, config: Config, texts: Sequence[str]) -> Failed | None:
+    def find(self, problem: Specialisation, config: Config, texts: Sequence[str]) -> Failed | None:
         """Return how a candidate failed before; a kernel whose text has changed since counts as new."""
-        entry = self._known.get(_place(problem, config))
+        entry = self._known.get(place_of(problem, config))
         if entry is None or entry.kernels != list(texts) or entry.kind not in BAD_KINDS:
             return None
         return Failed(entry.kind, f"known since {entry.date}: {entry.message}"[:400])
 
-    def add(self, problem: Problem, config: Config, texts: Sequence[str], failed: Failed) -> None:
+    def add(self, problem: Specialisation, config: Config, texts: Sequence[str], failed: Failed) -> None:
         """Note a candidate that failed."""
-        place = _place(problem, config)
+        place = place_of(problem, config)
         if place in self._known:
             return
-        fields = {f: getattr(problem, f) for f in CLASS_FIELDS}
-        self._new[place] = BadEntry(
-            **fields,
+        self._new[place] = new_bad(
+            problem,
             variant=config.variant,
             params=config.as_dict(),
             kernels=list(texts),
@@ -65,9 +64,9 @@ class KnownBad:
             date=datetime.datetime.now(tz=datetime.timezone.utc).date().isoformat(),
         )
 
-    def clear(self, problem: Problem, config: Config) -> None:
+    def clear(self, problem: Specialisation, config: Config) -> None:
         """Note a candidate that passed: it is taken off the list."""
-        self._good.add(_place(problem, config))
+        self._good.add(place_of(problem, config))
 
     def save(self) -> Path | None:
         """Merge what was found into the list; return the file, None when there is nothing to write."""
@@ -95,7 +94,3 @@ def dump_bad(file: BadFile) -> bytes:
     lines = [msgspec.json.encode(e).decode() for e in file.entries]
     head = f'{{"schema_version": {file.schema_version}, "gpu": "{file.gpu}", "triton": "{file.triton}", "entries": ['
     return (head + "\n" + ",\n".join(lines) + "\n]}\n").encode()
-
-
-def _place(problem: Problem, config: Config) -> tuple[object, ...]:
-    return (*class_of(problem), config.variant, tuple(sorted(config.as_dict().items())))

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from bole_runtime.kernels.problem import Problem
+from bole_codegen.search.targets import Target
 from bole_runtime.kernels.space import Config
-from bole_runtime.tables.command import geometry
 
 _SCRIPT = '''"""{title}
 
@@ -15,11 +14,10 @@ import sys
 
 import torch
 
-from bole_codegen.search.bucket_inputs import open_bucket
-from bole_codegen.search.case import CheckCase
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.operands import on_torch
 from bole_codegen.search.targets import Target, class_of
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.{module} import {type}
 from bole_runtime.kernels.space import Config
 
 PROBLEM = {problem}
@@ -28,7 +26,8 @@ TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch})
 
 on_cpu = "--torch" in sys.argv[1:]
 device = "cpu" if on_cpu else "cuda"
-check = CheckCase(class_of(PROBLEM), device, seed={seed})
+kind = kind_of(PROBLEM)
+check = kind.check(class_of(PROBLEM), device, seed={seed})
 error = on_torch(lambda: check.run(None)) if on_cpu else check.run(CONFIG)
 print(f"relative error against the fp64 reference: {{error:.2e}}")
 if on_cpu:
@@ -37,32 +36,34 @@ if on_cpu:
 from bole_codegen.measure import time_launches
 
 layers = {layers}
-make, nodes, each = open_bucket(TARGET, layers, {seed}, device).launches(CONFIG)
+make, nodes, each = kind.open(TARGET, layers, {seed}, device).launches(CONFIG)
 timing = time_launches(make, nodes)
 print(f"{{timing.median_us / each:.2f}} us a layer, spread {{timing.spread_us / each:.2f}}, {{layers}} layers{then}")
 '''
 
 
-def reproduce(problem: Problem, config: Config, layers: int, measured_us: float | None, seed: int = 0) -> str:
+def reproduce(target: Target, config: Config, layers: int, measured_us: float | None, seed: int = 0) -> str:
     """Return the script.
 
     Args:
-        problem: the bucket.
+        target: the bucket and its launch.
         config: what to run.
         layers: that keep the states cold; for a commit a multiple of those of a launch.
         measured_us: of the table, None without an entry.
         seed: of inputs.
     """
-    hk, hv, batch = geometry(problem)
+    problem = target.problem
     then = "" if measured_us is None else f"; the table has {measured_us:.2f}"
     return _SCRIPT.format(
         title=f"{problem.key()} with {config}",
         problem=repr(problem),
         variant=config.variant,
         params=config.params,
-        hk=hk,
-        hv=hv,
-        batch=batch,
+        module=type(problem).__module__.rpartition(".")[2],
+        type=type(problem).__name__,
+        hk=target.hk,
+        hv=target.hv,
+        batch=target.batch,
         seed=seed,
         layers=layers,
         then=then,

@@ -6,7 +6,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol
 
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.load import CheckedEntry, LoadedTable
 
@@ -23,8 +23,8 @@ class Rendered(Protocol):
         """Hash of the comment-stripped text."""
 
 
-#: Problem and configuration to kernels, as ``bole_codegen.render.render``.
-Render = Callable[[Problem, Config], Sequence[Any]]
+#: Specialisation and configuration to kernels, as ``bole_codegen.render.render``.
+Render = Callable[[Specialisation, Config], Sequence[Any]]
 
 
 @dataclass(frozen=True)

@@ -7,12 +7,13 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from bole_codegen.search.evaluators import Evaluator
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import Failed, Timed
 from bole_codegen.search.targets import Target, class_of
-from bole_runtime.kernels.problem import Problem
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits
-from bole_runtime.tables.command import geometry
 from bole_runtime.tables.load import CheckedEntry
+from bole_runtime.tables.schema import AnyEntry
 
 #: An entry whose time moved by more than this, as a fraction, is reported.
 DRIFT = 0.1
@@ -37,16 +38,15 @@ class Verdict:
     default_us: float | None = None
 
 
-def target_of(problem: Problem) -> Target:
-    """Return a launch that falls into a bucket."""
-    hk, hv, batch = geometry(problem)
-    return Target(problem, hk, hv, batch)
+def target_of(problem: Specialisation, entry: AnyEntry | None = None) -> Target:
+    """Return a launch that falls into a bucket: the one that an entry was timed with, where the bucket has many."""
+    return kind_of(problem).target_of(problem, getattr(entry, "timed_channels", None))
 
 
 def verify_entries(
     entries: Sequence[CheckedEntry],
     evaluator: Evaluator,
-    default: Callable[[Problem, GpuLimits], Config],
+    default: Callable[[Specialisation, GpuLimits], Config],
     limits: GpuLimits,
     tell: Callable[[Verdict], None] = lambda verdict: None,
 ) -> list[Verdict]:
@@ -75,7 +75,7 @@ def verify_entries(
 
 
 async def _verify(entry: CheckedEntry, evaluator: Evaluator, default: Config, device: int) -> Verdict:
-    target, kernels = target_of(entry.problem), class_of(entry.problem)
+    target, kernels = target_of(entry.problem, entry.entry), class_of(entry.problem)
     for config in dict.fromkeys((entry.config, default)):
         for step in (evaluator.screen(kernels, config, True), evaluator.confirm(kernels, config)):
             result = await step

@@ -20,7 +20,7 @@ from pathlib import Path
 import msgspec
 
 from bole_runtime.tables.load import dump, load_file
-from bole_runtime.tables.schema import Entry, Header, TableFile
+from bole_runtime.tables.schema import AnyEntry, Entry, Header, TableFile
 
 
 class LockTimeout(RuntimeError):
@@ -106,14 +106,14 @@ def check_target(path: Path, header: Header) -> TableFile | None:
     return old
 
 
-def merge_entries(path: Path, header: Header, entries: Sequence[Entry], timeout: float = 60.0) -> Merge:
+def merge_entries(path: Path, header: Header, entries: Sequence[AnyEntry], timeout: float = 60.0) -> Merge:
     """Merge ``entries`` into the table at ``path``, creating it if need be.
 
     A newer entry replaces the one of the same key, except that a predicted entry never replaces a measured one. The
     header becomes the new one; older entries keep the Triton version and the date that they were made with.
 
     Args:
-        path: ``<out>/<gpu>/<family>.json``.
+        path: ``<out>/<gpu>/<family>.json``, of convolutions ``conv.json``.
         header: device, software and protocol of the run that made ``entries``.
         entries: new entries.
         timeout: seconds to wait for another writer.
@@ -134,8 +134,8 @@ def merge_entries(path: Path, header: Header, entries: Sequence[Entry], timeout:
     return merge
 
 
-def _merged(path: Path, old: TableFile | None, header: Header, entries: Sequence[Entry]) -> tuple[TableFile, Merge]:
-    by_key: dict[str, Entry] = {}
+def _merged(path: Path, old: TableFile | None, header: Header, entries: Sequence[AnyEntry]) -> tuple[TableFile, Merge]:
+    by_key: dict[str, AnyEntry] = {}
     measured_before = False
     for entry in old.entries if old else ():
         assert old is not None
@@ -172,10 +172,11 @@ def _merged(path: Path, old: TableFile | None, header: Header, entries: Sequence
     return TableFile(**fields, entries=plain), Merge(tuple(added), tuple(replaced), tuple(kept), path)
 
 
-def _outdone(entries: Iterable[Entry]) -> list[str]:
+def _outdone(entries: Iterable[AnyEntry]) -> list[str]:
     """Return keys of entries that are no faster than one for deeper trees, which serves theirs too."""
     deepest_first: dict[tuple[object, ...], list[Entry]] = {}
-    for entry in sorted(entries, key=lambda e: -e.depth):
+    # Convolutions are not told apart by depth.
+    for entry in sorted((e for e in entries if isinstance(e, Entry)), key=lambda e: -e.depth):
         same = (entry.label, entry.triton, msgspec.structs.replace(entry, depth=0).key())
         deepest_first.setdefault(same, []).append(entry)
     found: list[str] = []

@@ -19,10 +19,11 @@ from triton.runtime import driver
 from bole_codegen.compile import Resources, offline
 from bole_codegen.render import render
 from bole_codegen.search import compile_bench
-from bole_codegen.search.bucket_inputs import open_bucket
-from bole_codegen.search.case import CheckCase
+from bole_codegen.search.conv_targets import ConvGeometry, make_conv_targets
+from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.targets import Geometry, Target, make_targets
 from bole_runtime import Factors, gpus, verify
+from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import get_variant
 
 GPU = "h200"
@@ -41,6 +42,13 @@ def target(op: str, **changes: Any) -> Target:
         "pendings": [0],
     }
     (made,) = make_targets([Geometry(2, 4, 32, 48)], ops=[op], **{**options, **changes})
+    return made
+
+
+def convolution(op: str, **changes: Any) -> Target:
+    options = {"nodes": [16], "pendings": [0], "state_dtypes": ["bf16"]}
+    geometry = ConvGeometry(128, 4, 3, bias=changes.pop("bias", False), dynamic=changes.pop("dynamic", False))
+    (made,) = make_conv_targets([geometry], ops=[op], in_dtypes=["bf16"], batches=[4], **{**options, **changes})
     return made
 
 
@@ -78,9 +86,33 @@ CASES = [
 
 @pytest.mark.parametrize(("variant", "case"), CASES, ids=lambda c: c if isinstance(c, str) else c.problem.key())
 def test_a_search_compiles_what_its_launches_ask_for(variant: str, case: Target) -> None:
+    compiles_what_launches_ask_for(case, get_variant(case.problem.op, variant).default(case.kernels, LIMITS))
+
+
+@pytest.mark.parametrize(
+    ("case", "tiles"),
+    [
+        (convolution("tree_conv"), {"nb": 16}),
+        # Blocks of nodes: 16 in the launch that is timed and 13 in the other, 4, 32 and 29.
+        (convolution("tree_conv", bias=True, pendings=[16]), {"nb": 1}),
+        (convolution("tree_conv", state_dtypes=["fp32"]), {"nb": 4}),
+        (convolution("tree_conv", nodes=[32], dynamic=True), {"nb": 1}),
+        (convolution("conv_commit"), {}),
+        (convolution("conv_commit", pendings=[16]), {}),
+    ],
+    ids=lambda c: c.problem.key() if isinstance(c, Target) else str(c),
+)
+def test_a_search_of_a_convolution_does_too(case: Target, tiles: dict[str, int]) -> None:
+    variant = get_variant(case.problem.op, "gather" if tiles else "shift")
+    values = variant.default(case.kernels, LIMITS).as_dict()
+    compiles_what_launches_ask_for(
+        case, variant.config({**values, **({"bc": 64, "warps": 2} if tiles else {}), **tiles})
+    )
+
+
+def compiles_what_launches_ask_for(case: Target, config: Config) -> None:
     problem = case.kernels
-    config = get_variant(problem.op, variant).default(problem, LIMITS)
-    check, bucket = CheckCase(problem, "cpu", 0), open_bucket(case, 2, 0, "cpu")
+    check, bucket = kind_of(problem).check(problem, "cpu", 0), kind_of(problem).open(case, 2, 0, "cpu")
     if problem.op == "verify":
         bucket.spot_check(None)  # type: ignore[arg-type]  # keeps the fp64 reference, which no kernel serves
 
@@ -88,11 +120,13 @@ def test_a_search_compiles_what_its_launches_ask_for(variant: str, case: Target)
         check.gate(config)
         check.run(config)
         bucket.launches(config)[0](0)()
-        if problem.op == "verify":
+        if problem.op in ("verify", "tree_conv"):
             bucket.spot_check(config)
 
-    def compile_only(kernel: Any, problem: Any, limits: Any, present: Any = frozenset()) -> Resources:
-        assert offline.request(kernel, problem, limits, present) is None
+    def compile_only(
+        kernel: Any, problem: Any, limits: Any, present: Any = frozenset(), scalars: Any = offline.NONE
+    ) -> Resources:
+        assert offline.request(kernel, problem, limits, present, scalars) is None
         return Resources(0, 0, 0, 0, 0.0, b"")
 
     def compilations() -> None:

@@ -12,6 +12,7 @@ from bole_codegen.search.driver import Driver
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.finish import Hints, Incumbents
 from bole_codegen.search.journal import open_storage
+from bole_codegen.search.kinds import SEARCHED_OPS
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
 from bole_codegen.search.simulate import JumpingLoop, SimulatedEvaluator, Surface
@@ -19,7 +20,6 @@ from bole_codegen.search.store import Store
 from bole_codegen.search.targets import Geometry, Target, make_targets
 from bole_runtime import gpus
 from bole_runtime.kernels.default import default_config
-from bole_runtime.kernels.problem import OPS
 from bole_runtime.kernels.space import Config, Variant
 from bole_runtime.kernels.variants import all_variants, get_variant
 
@@ -74,7 +74,7 @@ class Simulation:
         incumbents: Incumbents = lambda target: Hints(),
         **options: Any,
     ) -> None:
-        declared = {(op, v.name): v for op in OPS for v in variants(op)}
+        declared = {(op, v.name): v for op in SEARCHED_OPS for v in variants(op)}
         store = Store(open_storage(str(storage)), "h200", "0", declared)
 
         def default(problem: Any, limits: Any) -> Config:

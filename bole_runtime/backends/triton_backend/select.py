@@ -13,7 +13,6 @@ from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     NODE_BUCKETS,
     PENDING_BUCKETS,
-    Problem,
     Specialisation,
     bucket,
     work_bucket,
@@ -104,9 +103,6 @@ def _tuned(problem: Specialisation, index: int) -> tuple[Config, tuple[LoadedKer
     name, limits = limits_of(index)
     if index < 0:
         config = _interpretable(problem, default_config(problem, limits))
-        return config, load(problem, config)
-    if not isinstance(problem, Problem):  # tables hold no other kind yet
-        config = default_config(problem, limits)
         return config, load(problem, config)
     from bole_runtime.tables.lookup import dispatcher
 

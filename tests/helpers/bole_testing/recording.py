@@ -12,6 +12,7 @@ import sys
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -22,8 +23,9 @@ from bole_codegen.compile.offline import machine_code, targeting
 from bole_runtime import Config, gpus
 from bole_runtime.backends import Backend, torch_backend
 from bole_runtime.calls import CommitCall, VerifyCall
-from bole_runtime.kernels import Problem
+from bole_runtime.conv.calls import ConvCall, ConvCommitCall
 from bole_runtime.kernels.loader import LoadedKernel, load
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.tables.lookup import dispatcher
 
 
@@ -32,7 +34,7 @@ class Job:
     """One compilation: kernel ``index`` of a configuration, for one specialisation of its arguments."""
 
     name: str
-    problem: Problem
+    problem: Specialisation
     config: Config
     index: int
     specialisation: str
@@ -57,14 +59,16 @@ def recording(gpu: str) -> Iterator[Recording]:
     from triton import knobs
 
     from bole_runtime.backends import triton_backend
+    from bole_runtime.conv import torch_backend as torch_conv
+    from bole_runtime.conv import triton_backend as triton_conv
 
     record = gpus.get(gpu)
     limits, name = record.limits(), record.device_names[0]
     made = Recording()
-    known: dict[str, tuple[Problem, Config, int]] = {}
+    known: dict[str, tuple[Specialisation, Config, int]] = {}
 
     def choose(
-        problem: Problem, device: torch.device, variant: Config | None
+        problem: Specialisation, device: torch.device, variant: Config | None
     ) -> tuple[Config, tuple[LoadedKernel, ...]]:
         config = variant or dispatcher().resolve(problem, name, limits).config
         kernels = load(problem, config)
@@ -89,14 +93,27 @@ def recording(gpu: str) -> Iterator[Recording]:
         triton_backend.commit(call)
         torch_backend.commit(call)
 
+    def tree_conv(call: ConvCall) -> None:
+        if call.x.dtype is not torch.float64:  # that is a reference
+            made.calls += 1
+            triton_conv.tree_conv(call)
+        torch_conv.tree_conv(call)
+
+    def conv_commit(call: ConvCommitCall) -> None:
+        made.calls += 1
+        triton_conv.conv_commit(call)
+        torch_conv.conv_commit(call)
+
+    conv = SimpleNamespace(tree_conv=tree_conv, conv_commit=conv_commit)
     backend = Backend("triton", verify, commit)
     # The package's functions have the names of their modules.
     modules = [sys.modules[f"bole_runtime.backends.triton_backend.{m}"] for m in ("verify", "commit")]
     with contextlib.ExitStack() as stack:
         stack.enter_context(targeting(limits.compute_capability))
-        for module in modules:
+        for module in (*modules, triton_conv):
             stack.enter_context(mock.patch.object(module, "choose", choose))
         stack.enter_context(mock.patch("bole_runtime.api.get_backend", return_value=backend))
+        stack.enter_context(mock.patch("bole_runtime.conv.api._backend", return_value=conv))
         for module in ("commits", "operations"):
             stack.enter_context(mock.patch(f"bole_runtime.state.{module}.get_backend", return_value=backend))
         stack.enter_context(mock.patch.object(knobs.runtime, "jit_cache_hook", hook))
