@@ -2,7 +2,7 @@
 # template: verify_prepare_slices.py.jinja
 # template hash: (of all templates)
 # spec: verify kda dk128 dv128 group1 bf16 state any gates raw fast nodes 16 pending 0
-# config: solve=fp16 slice=32 prepare_stages=1 state_dot=bf16 mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 slice=16 prepare_stages=1 state_dot=bf16 mix_store=bf16 pdl=True chain=True
 # launch: num_warps=1 num_stages=1
 """Kimi Delta Attention: verify prepare slices, fast."""
 
@@ -14,7 +14,7 @@ DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(16)  # pending tokens and nodes of a request
-BK = tl.constexpr(32)  # key dims read at a time
+BK = tl.constexpr(16)  # key dims read at a time
 STAGES = tl.constexpr(1)  # slices under way at a time
 WIDEST = tl.constexpr(80.0)  # range of a channel's sums of gates whose exponentials, of either sign, fp32 holds
 
@@ -94,20 +94,30 @@ def ancestor_bits(words, is_node, col_node, count):
 
 
 @triton.jit
+def flushed_exp(x):
+    """e^x by the hardware's 2^x, 0 below 2^-126: the usual one looks at every argument to keep numbers below that."""
+    x = x * 1.4426950408889634
+    if HARDWARE:
+        return tl.inline_asm_elementwise("ex2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.exp2(x)
+
+# Triton's interpreter has no instructions.
+HARDWARE = tl.constexpr(isinstance(flushed_exp, triton.JITFunction))
+
+
+@triton.jit
+def flushed_log2(x):
+    """log2 of x by the hardware, for x of at least 2^-126: within 2^-22."""
+    if HARDWARE:
+        return tl.inline_asm_elementwise("lg2.approx.ftz.f32 $0, $1;", "=f,f", [x], dtype=tl.float32, is_pure=True, pack=1)
+    return tl.log2(x)
+
+
+@triton.jit
 def softplus(x):
     """log(1 + e^x), accurate for every x (no threshold, no cancellation). A polynomial: 3 times faster."""
-    e = tl.exp(-tl.abs(x))
-    y = -0.0031760570127516985
-    y = y * e + 0.019542526453733444
-    y = y * e + -0.056373611092567444
-    y = y * e + 0.10543623566627502
-    y = y * e + -0.1526966691017151
-    y = y * e + 0.1966327428817749
-    y = y * e + -0.24951615929603577
-    y = y * e + 0.33329710364341736
-    y = y * e + -0.49999892711639404
-    y = y * e + 1.0
-    return tl.maximum(x, 0.0) + e * y
+    e = flushed_exp(-tl.abs(x))
+    return tl.maximum(x, 0.0) + flushed_log2(1.0 + e) * 0.6931471805599453
 
 
 @triton.jit
@@ -132,6 +142,8 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 @triton.jit
 def tf32_high(x):
     """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
+    if HARDWARE:
+        return tl.inline_asm_elementwise("cvt.rna.tf32.f32 $0, $1;", "=r,r", [x], dtype=tl.float32, is_pure=True, pack=1)
     rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
     return tl.where(x == x, rounded, x)
 
@@ -209,7 +221,7 @@ def channel_sums(mask, g):
     g = tl.maximum(g, -256.0)
     high = g.to(tl.float16)
     low = ((g - high.to(tl.float32)) * 2048.0).to(tl.float16)
-    return tl.dot(marked, high, tl.dot(marked, low) * 0.00048828125)
+    return tl.dot(marked, high, tl.dot(marked * 0.00048828125, low))
 
 
 @triton.jit
@@ -232,7 +244,7 @@ def row_products(x, y, acc):
 "cb_ptr",
     ],
 )
-def kda_verify_prepare_slices_k128v128g1_bf16_raw_fast_n16_4a585e4e(
+def kda_verify_prepare_slices_k128v128g1_bf16_raw_fast_n16_9ea5c572(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -330,70 +342,72 @@ def kda_verify_prepare_slices_k128v128g1_bf16_raw_fast_n16_4a585e4e(
     gate_b = tl.load(b_rows + node * stride_bn, mask=is_node & live, other=0.0).to(tl.float32)
     a_log = tl.load(a_log_ptr + h).to(tl.float32)
     mask = ancestor_bits(words, is_node, node, count) != 0
-
-    # Rows too large to square are scaled, and the eps under their root with them.
-    node_all = node
-    is_node_all = is_node
-    live_all = live
-    k_all = load_rows(
-        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node_all, is_node_all & live_all, 0, DK, DK_PAD,
-    )
-    q_all = load_rows(
-        q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-        stride_qn, node_all, is_node_all & live_all, 0, DK, DK_PAD,
-    )
-    k_all_squares = diagonal(gram(k_all, k_all))
-    q_squares = diagonal(gram(q_all, q_all))
-    k_scale = row_scale(k_all_squares)
-    q_scale = row_scale(q_squares)
-    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
-        q_squares = diagonal(gram(scaled_rows(q_all, q_scale), scaled_rows(q_all, q_scale)))
+    row_base = (work_ptr + batch.to(tl.int64) * heads * (ROWS * ROWS)).to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (2 * ROWS * DK_PAD)
+    beta = tl.zeros([ROWS], dtype=tl.float32)
     products = tl.zeros([ROWS, ROWS], dtype=tl.float32)
     erase = tl.zeros([ROWS, ROWS], dtype=tl.float32)
-    beta = tl.zeros([ROWS], dtype=tl.float32)
-    row_base = (work_ptr + batch.to(tl.int64) * heads * (ROWS * ROWS)).to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (2 * ROWS * DK_PAD)
+    q_squares = tl.zeros([ROWS], dtype=tl.float32)
+    k_squares = tl.zeros([ROWS], dtype=tl.float32)
     # Channels whose sums of gates are far apart are rare, and left for later: a loop without another in it can be pipelined.
     strong = 0
-    for d0 in tl.range(0, DK, BK, num_stages=STAGES):
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, d0, DK, BK,
-        )
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node & live, d0, DK, BK,
-        )
-        gate_f = load_rows(f_rows, stride_fn, node, is_node & live, d0, DK, BK).to(tl.float32)
-        dt_bias = tl.zeros([BK], dtype=tl.float32)
-        if dt_bias_ptr is not None:
-            dt_bias = tl.load(dt_bias_ptr + h * stride_dt_biash + d0 + tl.arange(0, BK), mask=d0 + tl.arange(0, BK) < DK, other=0.0).to(tl.float32)
-        if ck_ptr is not None:
-            store_rows(cf_ptr + b64 * stride_cfb + start * stride_cfn + h * stride_cfh, stride_cfn, node, is_node, d0, gate_f, DK, BK)
-            if h % GROUP == 0:
-                ck_rows = ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK
-                store_rows(ck_rows, stride_ckn, node, is_node, d0, k, DK, BK)
-        g, beta = gate_values(gate_f, gate_b, a_log, dt_bias, lower_bound, beta_scale)
-        k = k.to(tl.float32)
-        q = q.to(tl.float32)
-        k = scaled_rows(k, k_scale)
-        q = scaled_rows(q, q_scale)
-        whole = channel_sums(mask, g)
-        lowest = tl.min(whole, axis=0)
-        # Sums are at most 0, and some are close to that.
-        wide = lowest < -WIDEST
-        strong += tl.sum(wide.to(tl.int32), axis=0)
-        span = tl.where(wide[None, :], 0.0, (whole - tl.floor(lowest * 0.5)[None, :]))
-        above = tl.where(wide[None, :], 0.0, k * tl.exp(-span))
-        span = tl.exp(span)
-        products = row_products(q * span, above, products)
-        erase = row_products(k * span, above, erase)
-        decay = tl.exp(whole)
-        k = k * decay
-        q = q * decay
-        row_ptrs = row_base + rows[:, None] * DK_PAD + (d0 + tl.arange(0, BK))[None, :]
-        tl.store(row_ptrs, k.to(tl.bfloat16))
-        tl.store(row_ptrs + ROWS * DK_PAD, q.to(tl.bfloat16))
+    k_scale = tl.full([ROWS], 1.0, dtype=tl.float32)
+    q_scale = tl.full([ROWS], 1.0, dtype=tl.float32)
+    # Rows too large to square are rare: once more then, scaled, and the eps under their root with them.
+    passes = 1
+    done = 0
+    while done < passes:
+        products = tl.zeros([ROWS, ROWS], dtype=tl.float32)
+        erase = tl.zeros([ROWS, ROWS], dtype=tl.float32)
+        q_squares = tl.zeros([ROWS], dtype=tl.float32)
+        k_squares = tl.zeros([ROWS], dtype=tl.float32)
+        # Channels whose sums of gates are far apart are rare, and left for later: a loop without another in it can be pipelined.
+        strong = 0
+        for d0 in tl.range(0, DK, BK, num_stages=STAGES):
+            k = load_rows(
+                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
+                stride_kn, node, is_node & live, d0, DK, BK,
+            )
+            q = load_rows(
+                q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
+                stride_qn, node, is_node & live, d0, DK, BK,
+            )
+            gate_f = load_rows(f_rows, stride_fn, node, is_node & live, d0, DK, BK).to(tl.float32)
+            dt_bias = tl.zeros([BK], dtype=tl.float32)
+            if dt_bias_ptr is not None:
+                dt_bias = tl.load(dt_bias_ptr + h * stride_dt_biash + d0 + tl.arange(0, BK), mask=d0 + tl.arange(0, BK) < DK, other=0.0).to(tl.float32)
+            if ck_ptr is not None:
+                store_rows(cf_ptr + b64 * stride_cfb + start * stride_cfn + h * stride_cfh, stride_cfn, node, is_node, d0, gate_f, DK, BK)
+                if h % GROUP == 0:
+                    ck_rows = ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK
+                    store_rows(ck_rows, stride_ckn, node, is_node, d0, k, DK, BK)
+            g, beta = gate_values(gate_f, gate_b, a_log, dt_bias, lower_bound, beta_scale)
+            k = k.to(tl.float32)
+            q = q.to(tl.float32)
+            k = scaled_rows(k, k_scale)
+            q = scaled_rows(q, q_scale)
+            whole = channel_sums(mask, g)
+            lowest = tl.min(whole, axis=0)
+            # Sums are at most 0, and some are close to that.
+            wide = lowest < -WIDEST
+            strong += tl.sum(wide.to(tl.int32), axis=0)
+            q_squares += tl.sum(q * q, axis=1)
+            k_squares += tl.sum(k * k, axis=1)
+            span = tl.where(wide[None, :], 0.0, (whole - tl.floor(lowest * 0.5)[None, :]))
+            above = tl.where(wide[None, :], 0.0, k * flushed_exp(-span))
+            span = flushed_exp(span)
+            products = row_products(q * span, above, products)
+            erase = row_products(k * span, above, erase)
+            decay = flushed_exp(whole)
+            k = k * decay
+            q = q * decay
+            row_ptrs = row_base + rows[:, None] * DK_PAD + (d0 + tl.arange(0, BK))[None, :]
+            tl.store(row_ptrs, k.to(tl.bfloat16))
+            tl.store(row_ptrs + ROWS * DK_PAD, q.to(tl.bfloat16))
+        done += 1
+        if done == 1:
+            k_scale = row_scale(k_squares)
+            q_scale = row_scale(q_squares)
+            passes = tl.where(tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0, 2, 1)
     for d0 in range(0, tl.where(strong > 0, DK, 0), BK):
         k = load_rows(
             k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,

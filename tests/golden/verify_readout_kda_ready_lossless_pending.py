@@ -2,7 +2,7 @@
 # template: verify_readout.py.jinja
 # template hash: (of all templates)
 # spec: verify kda dk128 dv128 group1 bf16 state fp32 gates ready lossless nodes 16 pending 16
-# config: orient=state bv=64 bk=128 state_dot=tf32x3 mix=tf32x3 programs=0 prefetch=True pdl=True chain=True
+# config: orient=state bv=64 bk=128 state_dot=bf16x4 mix=tf32x3 programs=0 prefetch=True pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Kimi Delta Attention: verify readout, lossless."""
 
@@ -80,7 +80,7 @@ def mix_product(x, y, acc):
 @triton.jit
 def state_product(x, s, acc):
     """acc + the products of node rows x [rows, BK] with state rows s [BV, BK], [BV, rows]."""
-    return tl.dot(s, tl.trans(x), acc, input_precision="tf32x3")
+    return tl.dot(s, tl.trans(x), acc)
 
 
 @triton.jit(
@@ -95,7 +95,7 @@ def state_product(x, s, acc):
 "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def kda_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_d5e4af6b(
+def kda_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_79ab252c(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -239,9 +239,11 @@ def kda_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_d5e4af6b(
 
     # Everything above is the caller's; everything below comes from the first kernel.
     tl.extra.cuda.gdc_wait()
-    row_ptrs = (work_ptr + batch.to(tl.int64) * heads * (ROWS * ROWS)) + pid.to(tl.int64) * (2 * ROWS * DK_PAD) + rows[:, None] * DK_PAD + tl.arange(0, DK_PAD)[None, :]
+    row_ptrs = (work_ptr + batch.to(tl.int64) * heads * (ROWS * ROWS)).to(tl.pointer_type(tl.bfloat16)) + pid.to(tl.int64) * (4 * ROWS * DK_PAD) + rows[:, None] * DK_PAD + tl.arange(0, DK_PAD)[None, :]
     k = tl.load(row_ptrs)
-    q = tl.load(row_ptrs + ROWS * DK_PAD)
+    k_low = tl.load(row_ptrs + 1 * (ROWS * DK_PAD))
+    q = tl.load(row_ptrs + 2 * (ROWS * DK_PAD))
+    q_low = tl.load(row_ptrs + 3 * (ROWS * DK_PAD))
     weight_ptrs = weights_ptr + pid.to(tl.int64) * (2 * ROWS) + rows
     k_weight = tl.load(weight_ptrs)
     q_weight = tl.load(weight_ptrs + ROWS)
@@ -252,8 +254,12 @@ def kda_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_d5e4af6b(
         mix = tl.load(mix_ptrs, mask=slot >= 0, other=0.0)
     ks = tl.zeros([BV, ROWS], dtype=tl.float32)
     qs = tl.zeros([BV, ROWS], dtype=tl.float32)
-    ks = state_product(k.to(tl.float32), s, ks)
-    qs = state_product(q.to(tl.float32), s, qs)
+    high = s.to(tl.bfloat16)
+    low = (s - high.to(tl.float32)).to(tl.bfloat16)
+    ks = state_product(k_low, high, state_product(k_low, low, ks))
+    ks = state_product(k, high, state_product(k, low, ks))
+    qs = state_product(q_low, high, state_product(q_low, low, qs))
+    qs = state_product(q, high, state_product(q, low, qs))
     x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
     x = tl.where(live[None, :], x, 0.0)
     o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)
