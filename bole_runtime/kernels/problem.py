@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, cast
 
 #: Node capacities a table has entries for. A tree of N nodes uses the nearest bucket upward.
 NODE_BUCKETS: tuple[int, ...] = (16, 32, 64, 128, 256, 512)
@@ -108,7 +108,8 @@ class Problem:
         depth: depth bucket.
         pending: pending-chain bucket, 0 when there is no pending chain.
         work: bucket of B * HV, a power of two.
-        qk_l2norm: whether q and k are l2-normalised inside the kernel. Not part of the table key.
+        qk_l2norm: whether q and k are l2-normalised inside the kernel; default, as the family does. Not part of the
+            table key: entries are of the family's way.
         gate_dtypes: element types of the gate inputs in the order of the family's spec, for kernels that read
             pointers from a table; empty means the usual ones. Not part of the table key.
     """
@@ -126,8 +127,16 @@ class Problem:
     depth: int
     pending: int
     work: int
-    qk_l2norm: bool = True
+    qk_l2norm: bool = cast("bool", None)
     gate_dtypes: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        """Fill in what the family does, where it is known: a table may name one that is not."""
+        if cast("bool | None", self.qk_l2norm) is None:
+            from bole_runtime.families import FAMILIES
+
+            spec = FAMILIES.get(self.family)
+            object.__setattr__(self, "qk_l2norm", spec is None or spec.qk_l2norm)
 
     @property
     def table(self) -> str:
@@ -152,5 +161,7 @@ class Problem:
         return f"{get_family(self.family).title}: {kernel}, {self.precision}."
 
     def replace(self, **changes: object) -> Problem:
-        """Return a copy with some fields changed."""
+        """Return a copy with some fields changed; another family brings its own normalisation, unless that is given."""
+        if "family" in changes:
+            changes.setdefault("qk_l2norm", None)
         return dataclasses.replace(self, **changes)  # type: ignore[arg-type]

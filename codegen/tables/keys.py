@@ -98,7 +98,8 @@ def depth_note(text: str, problem: Specialisation, rows: Iterable[Specialisation
     """
     if not isinstance(problem, Problem) or _words(text)["depth"]:
         return None
-    others = sorted({r.depth for r in rows if r.replace(depth=problem.depth) == problem} - {problem.depth})
+    same = (r for r in rows if isinstance(r, Problem) and r.replace(depth=problem.depth) == problem)
+    others = sorted({r.depth for r in same} - {problem.depth})
     if not others:
         return None
     exist = f"rows of depth {', '.join(map(str, others))} exist too"

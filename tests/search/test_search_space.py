@@ -14,6 +14,7 @@ from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import SpaceView, space_hash, view_all
 from bole_codegen.search.targets import Geometry, Target, anchors, classes, make_targets, nearest_anchor
 from bole_runtime import gpus
+from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import Problem, work_bucket
 from bole_runtime.kernels.space import Config, Param
 from bole_runtime.kernels.variants import all_variants, get_variant
@@ -204,3 +205,17 @@ def test_fewer_kernels_win_a_tie_and_failures_never() -> None:
     results = {**times(b32=9.0, b64=9.02), config(16): Failed("wrong", "")}
     assert choose(results, config(16), None, lambda c: 2 if c["BV"] == 32 else 1) == config(64)
     assert choose({config(16): Failed("wrong", "")}, config(16), None, lambda c: 1) is None
+
+
+@pytest.mark.parametrize("family", KERNEL_FAMILIES)
+def test_buckets_normalise_as_their_family_does(family: str) -> None:
+    """What is compiled ahead for a bucket is what a call of it launches."""
+    spec = get_family(family)
+    (target,) = make_targets(
+        [Geometry(1, 2, 16, 16)], ops=["verify"], families=[family], in_dtypes=["bf16"], state_dtypes=["fp32"],
+        gate_modes=[spec.modes[-1]], precisions=["fast"], nodes=[16], batches=[1], pendings=[0],
+    )  # fmt: skip
+    assert target.problem.qk_l2norm is spec.qk_l2norm
+    other = "lightning" if spec.qk_l2norm else "gdn"
+    assert target.problem.replace(family=other).qk_l2norm is not spec.qk_l2norm
+    assert target.problem.replace(family=other, qk_l2norm=spec.qk_l2norm).qk_l2norm is spec.qk_l2norm

@@ -84,7 +84,7 @@ class VariantEntry:
         return f"{self.setting}-{'x'.join(map(str, self.draw.dims))}-n{max(self.draw.sizes)}"
 
 
-def _entry(
+def make_entry(
     pinned: Pin,
     precision: str = "lossless",
     *,
@@ -97,6 +97,7 @@ def _entry(
     pending: int = 0,
     capture: bool = False,
 ) -> VariantEntry:
+    """Return a configuration with trees of three sizes."""
     sizes = (nodes, max(1, nodes - 5), max(1, nodes // 2))
     return VariantEntry(
         Setting(*types, precision, pinned), Draw(nodes, sizes, packed, heads, dims, mode, 0.1, pending, True, capture)
@@ -106,41 +107,43 @@ def _entry(
 ODD = (100, 72)
 WIDE = (200, 72)
 VARIANTS: tuple[VariantEntry, ...] = (
-    _entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
-    _entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
-    _entry(pin("fused", bv=128, warps=8, mix="bf16x3"), nodes=15),
-    _entry(pin("fused", bv=32, warps=4, mix="tf32"), "fast", nodes=60),
-    _entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
-    _entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
-    _entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
-    _entry(pin("two_stage", pdl=True, mix_store="bf16", bv=128, warps=8, commit={"dot": "tf32"}), "fast"),
-    _entry(pin("two_stage", bk=128, stages=3, bv=64, warps=4, prefetch=False, programs=0), dims=WIDE),
-    _entry(pin("two_stage", bk=128, stages=2, bv=64, warps=4, prefetch=False, programs=0), "fast", nodes=60, dims=WIDE),
-    _entry(pin("two_stage", programs=128, bv=128, warps=8), "fast", nodes=16, capture=True),
-    _entry(pin("two_stage", programs=128, bv=64, share=True), nodes=16, capture=True),
-    _entry(pin("two_stage", programs=128, bv=64, share=True), "fast", nodes=20, packed=True),
-    _entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
-    _entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False, chain=False), nodes=32),
-    _entry(pin("two_stage", programs=128, bv=64, solve="tf32x3", mix_store="fp32"), "fast", nodes=30, pending=16),
-    _entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
-    _entry(pin("fused", bv=32, solve="fp16", stack=False), "fast", nodes=16),
-    _entry(pin("fused", bv=16, warps=1, solve="fp16x2"), nodes=16, packed=True, capture=True),
-    _entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
-    _entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
-    _entry(pin("two_stage", gather="stacked", prepare_warps=1), "fast", nodes=16, capture=True),
-    _entry(pin("two_stage", gather="stacked", share=True), nodes=30, packed=True, capture=True),
-    _entry(pin("two_stage", gather="apart"), nodes=16, dims=ODD),
-    _entry(pin("two_stage", gather="together", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),
-    _entry(pin("two_stage", row_block=64, prepare_warps=4, gather="stacked", solve="fp16"), "fast", nodes=64),
-    _entry(pin("two_stage", row_block=64, prepare_warps=8, solve="fp16x2"), nodes=64),
-    _entry(pin("two_stage", row_block=128, prepare_warps=8, solve="fp16x2"), nodes=100),
-    _entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
-    _entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
-    _entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
-    _entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=120, heads=(1, 2), mode="ready"),
-    _entry(pin("two_stage", chain=False, share=True, programs=128, bv=64), "fast", nodes=16, packed=True),
-    _entry(pin("fused", bv=64, stack=True), "fast", nodes=64),
-    _entry(
+    make_entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
+    make_entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
+    make_entry(pin("fused", bv=128, warps=8, mix="bf16x3"), nodes=15),
+    make_entry(pin("fused", bv=32, warps=4, mix="tf32"), "fast", nodes=60),
+    make_entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
+    make_entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
+    make_entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
+    make_entry(pin("two_stage", pdl=True, mix_store="bf16", bv=128, warps=8, commit={"dot": "tf32"}), "fast"),
+    make_entry(pin("two_stage", bk=128, stages=3, bv=64, warps=4, prefetch=False, programs=0), dims=WIDE),
+    make_entry(
+        pin("two_stage", bk=128, stages=2, bv=64, warps=4, prefetch=False, programs=0), "fast", nodes=60, dims=WIDE
+    ),
+    make_entry(pin("two_stage", programs=128, bv=128, warps=8), "fast", nodes=16, capture=True),
+    make_entry(pin("two_stage", programs=128, bv=64, share=True), nodes=16, capture=True),
+    make_entry(pin("two_stage", programs=128, bv=64, share=True), "fast", nodes=20, packed=True),
+    make_entry(pin("two_stage", programs=128, bv=64, orient="state"), nodes=16, packed=True, capture=True),
+    make_entry(pin("two_stage", programs=256, bv=64, solve="tf32x3", pdl=False, chain=False), nodes=32),
+    make_entry(pin("two_stage", programs=128, bv=64, solve="tf32x3", mix_store="fp32"), "fast", nodes=30, pending=16),
+    make_entry(pin("fused", bv=32, solve="fp16"), "fast", nodes=16),
+    make_entry(pin("fused", bv=32, solve="fp16", stack=False), "fast", nodes=16),
+    make_entry(pin("fused", bv=16, warps=1, solve="fp16x2"), nodes=16, packed=True, capture=True),
+    make_entry(pin("fused", bv=16, solve="fp16x2"), nodes=32, pending=16),
+    make_entry(pin("fused", bv=16, solve="tf32x3"), nodes=64),
+    make_entry(pin("two_stage", gather="stacked", prepare_warps=1), "fast", nodes=16, capture=True),
+    make_entry(pin("two_stage", gather="stacked", share=True), nodes=30, packed=True, capture=True),
+    make_entry(pin("two_stage", gather="apart"), nodes=16, dims=ODD),
+    make_entry(pin("two_stage", gather="together", row_block=64, prepare_warps=4, solve="fp16"), "fast", nodes=64),
+    make_entry(pin("two_stage", row_block=64, prepare_warps=4, gather="stacked", solve="fp16"), "fast", nodes=64),
+    make_entry(pin("two_stage", row_block=64, prepare_warps=8, solve="fp16x2"), nodes=64),
+    make_entry(pin("two_stage", row_block=128, prepare_warps=8, solve="fp16x2"), nodes=100),
+    make_entry(pin("two_stage", share=True, row_block=16, prepare_warps=1, pdl=True), nodes=63, packed=True),
+    make_entry(pin("two_stage", row_block=32, prepare_warps=4, share=False), nodes=64, types=(BF16, BF16)),
+    make_entry(pin("two_stage", row_block=32, prepare_warps=4, share=True, mix="bf16x3"), nodes=64, pending=16),
+    make_entry(pin("two_stage", row_block=32, prepare_warps=2, bv=32), nodes=120, heads=(1, 2), mode="ready"),
+    make_entry(pin("two_stage", chain=False, share=True, programs=128, bv=64), "fast", nodes=16, packed=True),
+    make_entry(pin("fused", bv=64, stack=True), "fast", nodes=64),
+    make_entry(
         pin("two_stage", bk=128, stages=2, bv=64, programs=0),
         "fast",
         nodes=21,
@@ -148,18 +151,22 @@ VARIANTS: tuple[VariantEntry, ...] = (
         heads=(1, 3),
         types=(FP32, FP32),
     ),
-    _entry(pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True),
-    _entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
-    _entry(pin("two_stage", commit={"variant": "blocks", "block": 4, "bv": 16, "warps": 1}), nodes=30, capture=True),
-    _entry(
+    make_entry(
+        pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True
+    ),
+    make_entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    make_entry(
+        pin("two_stage", commit={"variant": "blocks", "block": 4, "bv": 16, "warps": 1}), nodes=30, capture=True
+    ),
+    make_entry(
         pin("fused", commit={"variant": "blocks", "block": 8, "bv": 32}), nodes=16, dims=ODD, pending=16, packed=True
     ),
-    _entry(pin("two_stage", commit={"variant": "blocks", "block": 2}), "fast", nodes=21, types=(BF16, BF16)),
-    _entry(pin("two_stage", orient="state"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
-    _entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
-    _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
-    _entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),
-    _entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
+    make_entry(pin("two_stage", commit={"variant": "blocks", "block": 2}), "fast", nodes=21, types=(BF16, BF16)),
+    make_entry(pin("two_stage", orient="state"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
+    make_entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
+    make_entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
+    make_entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),
+    make_entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
 )
 
 
@@ -182,52 +189,66 @@ _SSD = {"dims": (128, 64), "heads": (1, 16)}
 _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
 _BLOCKS = {"variant": "blocks", "block": 2}
 FAMILIES: tuple[FamilyEntry, ...] = (
-    FamilyEntry("mamba2", _entry(pin("fused", commit=_STEPS), **_SSD)),
+    FamilyEntry("mamba2", make_entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
-        "mamba2", _entry(pin("fused", bv=64, commit=_PATH), "fast", nodes=33, **_SSD, packed=True, capture=True)
+        "mamba2", make_entry(pin("fused", bv=64, commit=_PATH), "fast", nodes=33, **_SSD, packed=True, capture=True)
     ),
     FamilyEntry(
-        "mamba2", _entry(pin("two_stage", orient="state"), "fast", nodes=30, dims=(128, 80), types=(BF16, BF16))
+        "mamba2", make_entry(pin("two_stage", orient="state"), "fast", nodes=30, dims=(128, 80), types=(BF16, BF16))
     ),
-    FamilyEntry("mamba2", _entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
-    FamilyEntry("mamba2", _entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
-    FamilyEntry("lightning", _entry(pin("fused", commit=_STEPS), mode="ready")),
+    FamilyEntry("mamba2", make_entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
+    FamilyEntry("mamba2", make_entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
+    FamilyEntry("lightning", make_entry(pin("fused", commit=_STEPS), mode="ready")),
     FamilyEntry(
-        "lightning", _entry(pin("two_stage", programs=128, bv=64, commit=_PATH), "fast", mode="ready", pending=16)
+        "lightning", make_entry(pin("two_stage", programs=128, bv=64, commit=_PATH), "fast", mode="ready", pending=16)
     ),
-    FamilyEntry("lightning", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, mode="ready")),
-    FamilyEntry("retention", _entry(pin("two_stage", orient="nodes"), nodes=16, dims=(128, 256), mode="ready")),
-    FamilyEntry("simple_gla", _entry(pin("fused", orient="state", bv=32), nodes=20, dims=ODD, pending=5, capture=True)),
-    FamilyEntry("simple_gla", _entry(pin("two_stage", prefetch=True), "fast", types=(FP16, FP16))),
-    FamilyEntry("linear_attention", _entry(pin("fused", bv=64), "fast", nodes=60, mode="ready", types=(FP32, FP32))),
-    FamilyEntry("deltanet", _entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
-    FamilyEntry("deltanet", _entry(pin("fused", bv=32, commit=_PATH), nodes=20, dims=ODD, heads=(1, 1), packed=True)),
-    FamilyEntry("deltanet", _entry(pin("two_stage", programs=128, bv=64), mode="ready", pending=16, capture=True)),
-    FamilyEntry("deltanet", _entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, types=(FP16, FP16))),
-    FamilyEntry("deltanet", _entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=100, mode="ready")),
-    FamilyEntry("kda", _entry(pin("slices", commit=_STEPS), heads=(2, 2), mode="ready", capture=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
-    FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_STEPS), nodes=20, dims=ODD, heads=(1, 3), packed=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=32, commit=_BLOCKS), nodes=16, heads=(2, 2), capture=True)),
-    FamilyEntry("mamba2", _entry(pin("fused", commit=_BLOCKS), **_SSD, capture=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=64, commit=_STEPS), "fast", nodes=30, types=(FP32, FP32), mode="ready")),
-    FamilyEntry("kda", _entry(pin("slices", bv=64, stages=2, commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
-    FamilyEntry("kda", _entry(pin("slices", bv=128, stages=3, commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
-    FamilyEntry("gla", _entry(pin("slices", bv=64, commit=_STEPS), mode="ready", pending=16)),
-    FamilyEntry("kda", _entry(pin("two_stage_slices", commit=_STEPS), "fast", nodes=16, heads=(2, 2), capture=True)),
-    FamilyEntry("kda", _entry(pin("two_stage_slices", programs=128, prefetch=False, commit=_STEPS), nodes=16)),
-    FamilyEntry("kda", _entry(pin("two_stage_slices", slice=64, commit=_STEPS), nodes=60, heads=(2, 2), mode="ready")),
-    FamilyEntry("kda", _entry(pin("two_stage_slices", slice=64, commit=_STEPS), "fast", nodes=60, packed=True)),
-    FamilyEntry("kda", _entry(pin("two_stage_slices", commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
-    FamilyEntry("gla", _entry(pin("two_stage_slices", commit=_STEPS), "fast", nodes=30, dims=ODD, heads=(1, 3))),
-    FamilyEntry("gla", _entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=31, capture=True)),
-    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
-    FamilyEntry("gdn2", _entry(pin("slices", commit=_STEPS), "fast", nodes=30, heads=(2, 2), mode="ready")),
-    FamilyEntry("comba", _entry(pin("slices", commit=_STEPS), pending=16, capture=True)),
-    FamilyEntry("comba", _entry(pin("slices", bv=32, commit=_STEPS), "fast", nodes=20, dims=ODD, packed=True)),
-    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), nodes=16, dims=(64, 64), heads=(2, 2), capture=True)),
-    FamilyEntry("rwkv7", _entry(pin("slices", commit=_STEPS), "fast", nodes=30, dims=(64, 64), mode="ready")),
+    FamilyEntry("lightning", make_entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, mode="ready")),
+    FamilyEntry("retention", make_entry(pin("two_stage", orient="nodes"), nodes=16, dims=(128, 256), mode="ready")),
+    FamilyEntry(
+        "simple_gla", make_entry(pin("fused", orient="state", bv=32), nodes=20, dims=ODD, pending=5, capture=True)
+    ),
+    FamilyEntry("simple_gla", make_entry(pin("two_stage", prefetch=True), "fast", types=(FP16, FP16))),
+    FamilyEntry(
+        "linear_attention", make_entry(pin("fused", bv=64), "fast", nodes=60, mode="ready", types=(FP32, FP32))
+    ),
+    FamilyEntry("deltanet", make_entry(pin("fused", bv=64, commit=_STEPS), "fast", nodes=60, heads=(2, 2))),
+    FamilyEntry(
+        "deltanet", make_entry(pin("fused", bv=32, commit=_PATH), nodes=20, dims=ODD, heads=(1, 1), packed=True)
+    ),
+    FamilyEntry("deltanet", make_entry(pin("two_stage", programs=128, bv=64), mode="ready", pending=16, capture=True)),
+    FamilyEntry("deltanet", make_entry(pin("two_stage", row_block=32, prepare_warps=2), nodes=64, types=(FP16, FP16))),
+    FamilyEntry("deltanet", make_entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=100, mode="ready")),
+    FamilyEntry("kda", make_entry(pin("slices", commit=_STEPS), heads=(2, 2), mode="ready", capture=True)),
+    FamilyEntry("kda", make_entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
+    FamilyEntry("kda", make_entry(pin("slices", bv=32, commit=_STEPS), nodes=20, dims=ODD, heads=(1, 3), packed=True)),
+    FamilyEntry("kda", make_entry(pin("slices", bv=32, commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)),
+    FamilyEntry("kda", make_entry(pin("slices", bv=32, commit=_BLOCKS), nodes=16, heads=(2, 2), capture=True)),
+    FamilyEntry("mamba2", make_entry(pin("fused", commit=_BLOCKS), **_SSD, capture=True)),
+    FamilyEntry(
+        "kda", make_entry(pin("slices", bv=64, commit=_STEPS), "fast", nodes=30, types=(FP32, FP32), mode="ready")
+    ),
+    FamilyEntry("kda", make_entry(pin("slices", bv=64, stages=2, commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
+    FamilyEntry("kda", make_entry(pin("slices", bv=128, stages=3, commit=_STEPS), "fast", nodes=30, heads=(2, 2))),
+    FamilyEntry("gla", make_entry(pin("slices", bv=64, commit=_STEPS), mode="ready", pending=16)),
+    FamilyEntry(
+        "kda", make_entry(pin("two_stage_slices", commit=_STEPS), "fast", nodes=16, heads=(2, 2), capture=True)
+    ),
+    FamilyEntry("kda", make_entry(pin("two_stage_slices", programs=128, prefetch=False, commit=_STEPS), nodes=16)),
+    FamilyEntry(
+        "kda", make_entry(pin("two_stage_slices", slice=64, commit=_STEPS), nodes=60, heads=(2, 2), mode="ready")
+    ),
+    FamilyEntry("kda", make_entry(pin("two_stage_slices", slice=64, commit=_STEPS), "fast", nodes=60, packed=True)),
+    FamilyEntry(
+        "kda", make_entry(pin("two_stage_slices", commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)
+    ),
+    FamilyEntry("gla", make_entry(pin("two_stage_slices", commit=_STEPS), "fast", nodes=30, dims=ODD, heads=(1, 3))),
+    FamilyEntry("gla", make_entry(pin("slices", bv=64, orient="nodes", commit=_STEPS), "fast", nodes=31, capture=True)),
+    FamilyEntry("gdn2", make_entry(pin("slices", commit=_STEPS), nodes=16, heads=(2, 2), capture=True)),
+    FamilyEntry("gdn2", make_entry(pin("slices", commit=_STEPS), "fast", nodes=30, heads=(2, 2), mode="ready")),
+    FamilyEntry("comba", make_entry(pin("slices", commit=_STEPS), pending=16, capture=True)),
+    FamilyEntry("comba", make_entry(pin("slices", bv=32, commit=_STEPS), "fast", nodes=20, dims=ODD, packed=True)),
+    FamilyEntry("rwkv7", make_entry(pin("slices", commit=_STEPS), nodes=16, dims=(64, 64), heads=(2, 2), capture=True)),
+    FamilyEntry("rwkv7", make_entry(pin("slices", commit=_STEPS), "fast", nodes=30, dims=(64, 64), mode="ready")),
 )
 
 
@@ -310,7 +331,9 @@ def bodies(device: torch.device | str, limits: GpuLimits) -> Iterator[tuple[str,
         yield f"{case.name} {setting}", lambda c=case, s=setting: c.body(s.setup(device, limits))
     for entry in VARIANTS:
         yield str(entry), lambda e=entry: run_draw(e.setting.setup(device, limits), e.draw)
-    for family in FAMILIES:
+    from bole_testing.gpu_geometries import GEOMETRIES
+
+    for family in (*FAMILIES, *GEOMETRIES):
         yield str(family), lambda e=family: e.run(e.entry.setting.setup(device, limits))
     for kind in RANDOM:
         for packed in (False, True):
