@@ -15,10 +15,10 @@ from bole_runtime.factors import NO_OPTIONS
 from bole_runtime.families import InputSpec, RecurrenceSpec
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import INDEX_DTYPES, check_dense
 
 PRECISIONS = ("fast", "lossless")
 _T = TypeVar("_T")
-INDEX_DTYPES = (torch.int32, torch.int64)
 
 
 def not_a(name: str, value: object, expected: str) -> NoReturn:
@@ -38,15 +38,16 @@ def as_tuple(name: str, value: Sequence[_T], one: str) -> tuple[_T, ...]:
 
 
 def wrong_shape(name: str, tensor: torch.Tensor, expected: tuple[int, ...], meaning: str) -> NoReturn:
-    """Raise the ValueError for a wrong shape."""
+    """Raise the ValueError for a wrong shape, or the TypeError for a tensor that has none."""
+    check_dense(name, tensor)
     raise ValueError(f"{name}: expected shape {tuple(expected)} ({meaning}), got {tuple(tensor.shape)}")
 
 
 def check_tensor(name: str, tensor: object, device: torch.device, dtypes: tuple[torch.dtype, ...]) -> torch.Tensor:
-    """Return ``tensor`` if it is a tensor of an allowed dtype on ``device``.
+    """Return ``tensor`` if it is a dense tensor of an allowed dtype on ``device``.
 
     Raises:
-        TypeError: not a tensor, or a dtype outside ``dtypes``.
+        TypeError: not a tensor, a dtype outside ``dtypes``, or sparse or nested.
         ValueError: on another device.
     """
     if not isinstance(tensor, torch.Tensor):
@@ -54,6 +55,8 @@ def check_tensor(name: str, tensor: object, device: torch.device, dtypes: tuple[
     if tensor.dtype not in dtypes:
         allowed = ", ".join(str(d) for d in dtypes)
         raise TypeError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: {allowed}")
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        check_dense(name, tensor)
     if tensor.device != device:
         raise ValueError(f"{name}: on {tensor.device}, but the tree is on {device}; all tensors must share a device")
     return tensor
@@ -63,11 +66,12 @@ def check_last_stride(name: str, tensor: torch.Tensor) -> None:
     """Refuse a tensor whose last dimension is not contiguous.
 
     Raises:
+        TypeError: it has no strides.
         ValueError: the last stride is not 1.
     """
-    stride = tensor.stride()[-1]
-    if stride != 1 and tensor.shape[-1] > 1:
-        raise ValueError(f"{name}: the last dimension must be contiguous (stride 1), got stride {stride}")
+    check_dense(name, tensor)
+    if tensor.stride()[-1] != 1 and tensor.shape[-1] > 1:
+        raise ValueError(f"{name}: the last dimension must be contiguous (stride 1), got stride {tensor.stride()[-1]}")
 
 
 def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch, backend: str) -> tuple[int, int, int]:
@@ -93,7 +97,13 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch
         check_tensor("v", v, device, (q.dtype,))
     if q.dtype is torch.float64 and backend == "triton":
         raise TypeError("q: dtype torch.float64 is served by the torch and reference backends only")
-    qs, vs = q.shape, v.shape
+    try:
+        qs, ks, vs = q.shape, k.shape, v.shape
+        ends = (*q.stride()[-1:], *k.stride()[-1:], *v.stride()[-1:])
+    except RuntimeError:  # One has no shape or no strides.
+        for name, t in (("q", q), ("k", k), ("v", v)):
+            check_dense(name, t)
+        raise
     dims = len(lead) + 2
     if len(qs) != dims:
         layout = "packed [T, HK, dk]" if dims == 3 else "dense [B, N, HK, dk]"
@@ -101,7 +111,7 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch
     key_heads, dk = qs[-2], qs[-1]
     if qs != (*lead, key_heads, dk):
         wrong_shape("q", q, (*lead, key_heads, dk), "the capacity of the tree, then HK, dk")
-    if k.shape != qs:
+    if ks != qs:
         wrong_shape("k", k, qs, "the shape of q")
     if len(vs) != dims or vs != (*lead, vs[-2], vs[-1]):
         wrong_shape("v", v, (*lead, *vs[-2:]), "the capacity of the tree, then HV, dv")
@@ -110,7 +120,7 @@ def check_qkv(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, tree: TreeBatch
         raise ValueError(f"q: HK and dk must be at least 1, got shape {tuple(qs)}")
     if dv == 0 or heads == 0 or heads % key_heads:
         raise ValueError(f"v: HV = {heads} must be a positive multiple of HK = {key_heads}, and dv = {dv} at least 1")
-    if not (q.stride()[-1] == k.stride()[-1] == v.stride()[-1] == 1):
+    if ends != (1, 1, 1):
         check_last_stride("q", q)
         check_last_stride("k", k)
         check_last_stride("v", v)
@@ -200,10 +210,14 @@ def check_gates(
             check_tensor(f"gates[{i.name!r}]", t, device, i.dtypes)
         assert isinstance(t, torch.Tensor)
         expected = scalar if i.scalar else (*lead, *i.sizes(heads, dims))
-        if t.shape != expected:
-            wrong_shape(f"gates[{i.name!r}]", t, expected, meaning(i))
-        if t.stride()[-1] != 1 and expected[-1] > 1:
-            check_last_stride(f"gates[{i.name!r}]", t)
+        try:
+            if t.shape != expected:
+                wrong_shape(f"gates[{i.name!r}]", t, expected, meaning(i))
+            if t.stride()[-1] != 1:
+                check_last_stride(f"gates[{i.name!r}]", t)
+        except RuntimeError:
+            check_dense(f"gates[{i.name!r}]", t)
+            raise
         tensors[i.name] = t
     for i in spec.parameters(mode):
         if i.default is not None and i.name not in gates:

@@ -43,6 +43,8 @@ def check_pending(
     if not (
         isinstance(ring_k, torch.Tensor)
         and isinstance(ring_v, torch.Tensor)
+        and not (ring_k.is_nested or ring_v.is_nested)
+        and ring_k.layout is ring_v.layout is torch.strided
         and ring_k.dtype is dtype is ring_v.dtype
         and ring_k.device == device == ring_v.device
     ):
@@ -70,7 +72,7 @@ def check_pending(
         raise ValueError(f"{name}.gates: expected exactly {sorted(i.name for i in needed)} ({why}), got {given}")
     check_gate_buffers(spec, kept, f"{name}.gates", gates, lead, k, v)
     for what, t in (("length", pending.length), ("start", pending.start)):
-        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.device != device:
+        if not isinstance(t, torch.Tensor) or t.dtype is not torch.int32 or t.device != device or t.is_nested:
             check_tensor(f"{name}.{what}", t, device, (torch.int32,))
         if t.shape != (slots,) or not t.is_contiguous():
             wrong_shape(f"{name}.{what}", t, (slots,), "one entry a slot, contiguous")
@@ -100,6 +102,8 @@ def check_capture(
         if (
             isinstance(t, torch.Tensor)
             and t.dtype is like.dtype
+            and t.layout is torch.strided
+            and not t.is_nested
             and t.shape == like.shape
             and t.device == like.device
             and t.is_contiguous()
@@ -143,6 +147,8 @@ def check_gate_buffers(
         if not (
             isinstance(given, torch.Tensor)
             and (given.dtype is dtype if spec.keeps_ready else given.dtype in i.dtypes)
+            and given.layout is torch.strided
+            and not given.is_nested
             and given.shape == expected
             and given.device == device
         ):

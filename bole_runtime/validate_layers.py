@@ -55,6 +55,8 @@ class _Usual:
             t = gates[name]
             if not (isinstance(t, torch.Tensor) and t.shape == shape and t.dtype is dtype and t.device == device):
                 return False
+            if t.layout is not torch.strided:
+                return False
         return True
 
 
@@ -113,7 +115,11 @@ def check_layers(
     usual: _Usual | None = None
     checked: _CheckedChain | None = None
     for n, (pool, part) in enumerate(zip(pools, parts, strict=True)):
-        if usual is None or not usual.holds(pool, part):
+        try:
+            known = usual is not None and usual.holds(pool, part)
+        except RuntimeError:  # A tensor without a shape or strides: the checks name it.
+            known = False
+        if not known:
             check_factors(f"factors[{n}]", part, first)
             name = "pool" if len(pools) == 1 else f"pool[{n}]"
             k, v = part.k, part.v
@@ -127,7 +133,11 @@ def check_layers(
         k, v, pending = part.k, part.v, part.pending
         slots = pool.shape[0]
         if pending is not None:
-            if checked is None or not checked.like(part, pending, slots):
+            try:
+                known = checked is not None and checked.like(part, pending, slots)
+            except RuntimeError:
+                known = False
+            if not known:
                 check_pending(first.spec, part.gate_mode, pending, k, v, slots, chain.format(n))
                 checked = _CheckedChain(part, pending, slots)
             read += (pending.k, pending.v, *pending.gates.values(), pending.length, pending.start)
@@ -165,6 +175,8 @@ def check_factors(name: str, part: Factors, first: Factors) -> None:
     if not (
         isinstance(k, torch.Tensor)
         and isinstance(v, torch.Tensor)
+        and not (k.is_nested or v.is_nested)
+        and k.layout is v.layout is torch.strided
         and k.dtype in DATA_DTYPES
         and v.dtype is k.dtype
         and k.device == device == v.device
@@ -195,7 +207,13 @@ def check_factors(name: str, part: Factors, first: Factors) -> None:
                 raise ValueError(f"{name}.gates: missing {i.name}, which {spec.name!r} has with {mode!r} gates")
             continue
         t = gates[i.name]
-        if not isinstance(t, torch.Tensor) or t.dtype not in i.dtypes or t.device != device:
+        if (
+            not isinstance(t, torch.Tensor)
+            or t.dtype not in i.dtypes
+            or t.device != device
+            or t.is_nested
+            or t.layout is not torch.strided
+        ):
             check_tensor(f"{name}.gates[{i.name!r}]", t, device, i.dtypes)
         if i.scalar:
             expected: tuple[int, ...] = (*tree.lead, heads[1])

@@ -12,6 +12,7 @@ from operator import itemgetter
 
 import torch
 
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate import not_a
 
 #: Range (first byte, past the last one, whether it is written), place in the list it came from, name, tensor.
@@ -194,11 +195,12 @@ def check_workspace(workspace: object, device: torch.device) -> None:
     How much a call needs is known where its kernels are chosen.
 
     Raises:
-        TypeError: not a tensor.
+        TypeError: not a dense tensor.
         ValueError: on another device, not contiguous, or bytes that are no whole, aligned fp32 elements.
     """
     if not isinstance(workspace, torch.Tensor):
         not_a("workspace", workspace, "a torch.Tensor or None")
+    check_dense("workspace", workspace)
     if workspace.device != device:
         raise ValueError(f"workspace: on {workspace.device}, but the tree is on {device}")
     if not workspace.is_contiguous():

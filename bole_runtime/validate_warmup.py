@@ -8,9 +8,9 @@ import torch
 
 from bole_runtime.families.spec import DATA_DTYPES, GATE_DTYPES
 from bole_runtime.precision import OUTPUT_BOUND
-from bole_runtime.tree.check import check_capacity
+from bole_runtime.tree.check import INDEX_DTYPES, check_capacity
 from bole_runtime.tree.tree import MAX_NODES
-from bole_runtime.validate import INDEX_DTYPES, not_a
+from bole_runtime.validate import not_a
 
 #: More than any head dim or head count has; a wrong argument is likelier.
 _MANY = 1 << 20

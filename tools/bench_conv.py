@@ -6,7 +6,7 @@
 
 Times are microseconds a layer by the protocol of bole_codegen.measure. The commit row is one launch for all layers,
 divided by them. --sweep times every configuration that is valid and prints the best. Exit status: 0 done, 1 a wrong
-output, 2 no GPU or bad arguments.
+output or a peer asked for that could not be loaded, 2 no GPU or bad arguments.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
+from bench_args import MAX_SEED, check_outputs, check_trees, whole, write_whole
 from peers import PeerUnavailable
 from peers.sglang_conv import ConvPeer, load_conv
 from verify_bench import grid, provenance
@@ -93,15 +94,15 @@ def build_parser() -> argparse.ArgumentParser:
     add("--channels", type=grid.parse_ints, default=[8192], help="comma separated (8192)")
     add("--points", type=grid.parse_points, default=grid.parse_points("1x16,8x16,64x16,64x64"), help="batch x nodes")
     add("--shape", default="ragged", help="chain, ragged, binary, star (%(default)s)")
-    add("--width", type=int, default=4, help="taps (%(default)s)")
+    add("--width", type=whole(2, 8), default=4, help="taps (%(default)s)")
     add("--dtype", choices=list(DTYPES), default="bf16", help="x, weight and output (%(default)s)")
     add("--state-dtype", choices=list(DTYPES), default="bf16", help="of the pools (%(default)s)")
-    add("--accepted", type=int, default=4, help="depth of the accepted node, at most (%(default)s)")
+    add("--accepted", type=whole(1), default=4, help="depth of the accepted node, at most (%(default)s)")
     add("--sweep", action="store_true", help="time every valid configuration")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel or site-packages")
-    add("--layers", type=int, help="layers in the graph, instead of as many as a cold L2 needs")
-    add("--replays", type=int, default=20, help="timed replays of each graph (%(default)s)")
-    add("--seed", type=int, help="of the inputs; fresh each run by default")
+    add("--layers", type=whole(1), help="layers in the graph, instead of as many as a cold L2 needs")
+    add("--replays", type=whole(1), default=20, help="timed replays of each graph (%(default)s)")
+    add("--seed", type=whole(0, MAX_SEED), help="of the inputs; fresh each run by default")
     add("--check-only", action="store_true", help="check outputs, time nothing; works on a CPU")
     add("--json", type=Path, help="file for the rows with provenance")
     return parser
@@ -229,8 +230,8 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     args = parser.parse_args(argv)
-    if not 2 <= args.width <= 8:
-        parser.error(f"--width: {args.width} is not 2 to 8")
+    check_outputs(parser, {"--json": args.json})
+    check_trees(parser, [args.shape], (nodes for _, nodes in args.points))
     device = "cuda" if torch.cuda.is_available() else "cpu"
     if device == "cpu" and not args.check_only:
         print("bench_conv: no CUDA device is available; --check-only checks outputs on the CPU.", file=sys.stderr)
@@ -239,7 +240,7 @@ def main(argv: list[str] | None = None) -> int:
     record = provenance.collect(seed, argv)
     record["command"] = record["command"].replace("bench_verify.py", "bench_conv.py", 1)
     peer = None
-    if args.sglang:
+    if args.sglang is not None:
         try:
             peer = load_conv(args.sglang, Path(tempfile.gettempdir()) / "bole_peer_sglang")
         except PeerUnavailable as error:
@@ -255,9 +256,12 @@ def main(argv: list[str] | None = None) -> int:
             rows.append(row)
             print(show(row), flush=True)
             if args.json is not None:
-                args.json.write_text(json.dumps({"provenance": record, "rows": [asdict(r) for r in rows]}, indent=1))
+                write_whole(args.json, json.dumps({"provenance": record, "rows": [asdict(r) for r in rows]}, indent=1))
             if device == "cuda":
                 torch.cuda.empty_cache()
+    if args.sglang is not None and peer is None:
+        print("Not compared with sglang, which was asked for")
+        return 1
     return 1 if any(row.wrong for row in rows) else 0
 
 

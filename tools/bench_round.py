@@ -9,7 +9,8 @@ deferred commit is averaged over a cycle of its chain. With --sglang, SGLang's s
 run the same round in the same process. Before a time counts, the states after one round are compared with the float64
 recurrence.
 
-Exit status: 0 done, 1 a wrong state or a failed point, 2 no GPU or bad arguments, 3 a kernel broke the device.
+Exit status: 0 done, 1 a wrong state, a failed point, or a peer asked for that could not be loaded, 2 no GPU or bad
+arguments, 3 a kernel broke the device.
 """
 
 from __future__ import annotations
@@ -27,6 +28,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
+from bench_args import MAX_SEED, check_outputs, check_trees, whole, words
 from peers import PeerUnavailable
 from round_bench.report import RoundRow, format_table, save
 from round_bench.rounds import DTYPES, BoleRound, RoundPoint, SerialRound
@@ -46,10 +48,6 @@ NO_GPU = (
 )
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def build_parser() -> argparse.ArgumentParser:
     """Return the command line parser."""
     parser = argparse.ArgumentParser(
@@ -58,20 +56,20 @@ def build_parser() -> argparse.ArgumentParser:
     )
     add = parser.add_argument
     add("--model", default="qwen3.5-9b", help="preset whose recurrent layers are run (%(default)s)")
-    add("--tp", type=int, default=1, help="as one of this many tensor-parallel ranks (%(default)s)")
-    add("--layers", type=int, help="recurrent layers, instead of the model's")
+    add("--tp", type=whole(1), default=1, help="as one of this many tensor-parallel ranks (%(default)s)")
+    add("--layers", type=whole(1), help="recurrent layers, instead of the model's")
     add("--batch", type=grid.parse_ints, default=[1, 8, 32, 64], help="requests (1,8,32,64)")
     add("--nodes", type=grid.parse_ints, default=[16], help="nodes a request (16)")
     add("--shape", default="ragged", help="tree shape, as of bench_verify (%(default)s)")
-    add("--accepted", type=int, default=4, help="nodes on the accepted path (%(default)s)")
-    add("--policy", type=_words, default=list(POLICIES), help=f"of {', '.join(POLICIES)}; all by default")
-    add("--pending", type=int, default=32, help="tokens of a chain under fused and deferred (%(default)s)")
+    add("--accepted", type=whole(1), default=4, help="nodes on the accepted path (%(default)s)")
+    add("--policy", type=words, default=list(POLICIES), help=f"of {', '.join(POLICIES)}; all by default")
+    add("--pending", type=whole(1), default=32, help="tokens of a chain under fused and deferred (%(default)s)")
     add("--precision", choices=["fast", "lossless"], default="lossless", help="profile (%(default)s)")
     add("--in-dtype", choices=list(DTYPES), default="bf16", help="q, k, v and raw gates (%(default)s)")
     add("--state-dtype", choices=list(DTYPES), default="fp32", help="of the pools (%(default)s)")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel or site-packages; adds its round")
-    add("--replays", type=int, default=20, help="timed cycles of each graph, at least 10 (%(default)s)")
-    add("--seed", type=int, help="seed of the inputs; fresh each run by default")
+    add("--replays", type=whole(1), default=20, help="timed cycles of each graph, at least 10 (%(default)s)")
+    add("--seed", type=whole(0, MAX_SEED), help="seed of the inputs; fresh each run by default")
     add("--check-only", action="store_true", help="check states, time nothing; works on a CPU")
     add("--csv", type=Path, help="file for the rows, one value a column")
     add("--json", type=Path, help="file for the rows with provenance")
@@ -84,8 +82,8 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
             parser.error(f"--policy: {name!r} is not one of {', '.join(POLICIES)}")
     if args.replays < 10 and not args.check_only:
         parser.error("--replays: the protocol takes the median of at least 10")
-    if args.accepted < 1:
-        parser.error("--accepted: at least the root is accepted")
+    check_trees(parser, [args.shape], args.nodes)
+    check_outputs(parser, {"--csv": args.csv, "--json": args.json})
 
 
 def geometry_of(model: str, tp: int) -> tuple[LayerGeometry, int]:
@@ -230,8 +228,10 @@ def main(argv: list[str] | None = None) -> int:
                 break
     print(f"{args.model}, {args.layers or layers} layers, {record['device']['name']}, seed {seed}")
     print(format_table(rows, bandwidth))
+    if missing is not None:
+        print("Not compared with sglang, which was asked for")
     bad = any(row.status.startswith(("wrong", "failed")) for row in rows)
-    return status or (1 if bad else 0)
+    return status or (1 if bad or missing is not None else 0)
 
 
 if __name__ == "__main__":

@@ -14,16 +14,20 @@ from __future__ import annotations
 
 import argparse
 import csv
+import io
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
+from bench_args import check_outputs, check_trees, whole, write_whole
 from tabulate import tabulate
+from verify_bench.grid import parse_ints
 
 from bole_codegen.measure import copy_bandwidth, make_parents, time_launches
 from bole_runtime import Acceptance, SamplingParams, TreeBatch, accept, set_backend
@@ -130,16 +134,12 @@ def operations(batch: int, nodes: int, vocabulary: int, dtype: torch.dtype) -> I
 
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
-
-    def numbers(given: str) -> list[int]:
-        return [int(n) for n in given.split(",")]
-
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    made.add_argument("--batch", type=numbers, default=[1, 8, 32, 64])
-    made.add_argument("--nodes", type=numbers, default=[16, 64])
-    made.add_argument("--vocabulary", type=int, default=151_936)
+    made.add_argument("--batch", type=parse_ints, default=[1, 8, 32, 64])
+    made.add_argument("--nodes", type=parse_ints, default=[16, 64])
+    made.add_argument("--vocabulary", type=whole(2), default=151_936)
     made.add_argument("--dtype", choices=("bf16", "fp32"), default="bf16")
-    made.add_argument("--replays", type=int, default=20)
+    made.add_argument("--replays", type=whole(1), default=20)
     made.add_argument("--csv", type=Path)
     made.add_argument("--check-only", action="store_true", help="compare results, time nothing; works without a GPU")
     return made
@@ -147,7 +147,10 @@ def parser() -> argparse.ArgumentParser:
 
 def main(arguments: list[str] | None = None) -> int:
     """Run the benchmark."""
-    args = parser().parse_args(arguments)
+    line = parser()
+    args = line.parse_args(arguments)
+    check_trees(line, (), args.nodes)
+    check_outputs(line, {"--csv": args.csv})
     gpu = torch.cuda.is_available()
     if not gpu and not args.check_only:
         print(
@@ -185,8 +188,9 @@ def main(arguments: list[str] | None = None) -> int:
         print(f"{torch.cuda.get_device_name()}, copy bandwidth {bandwidth:.0f} GB/s, {args.dtype}, V {args.vocabulary}")
     print(tabulate(rows, headers=heads, disable_numparse=True))
     if args.csv:
-        with args.csv.open("w", newline="", encoding="utf-8") as file:
-            csv.writer(file, lineterminator="\n").writerows([heads, *rows])
+        text = io.StringIO()
+        csv.writer(text, lineterminator="\n").writerows([heads, *rows])
+        write_whole(args.csv, text.getvalue())
     return 1 if wrong else 0
 
 

@@ -10,14 +10,14 @@ Times are microseconds a layer by the protocol of bole_codegen.measure; ratios a
 kernels compile at every new size: keep TRITON_CACHE_DIR between runs, or name few sizes with --peer-nodes. --stages
 splits a time by kernel (prepare, readout), --variant times pinned configurations beside the dispatched one.
 
-Every row is printed, and written to the files, as soon as it is finished. Exit status: 0 done, 1 a wrong output or
-a failed point, 2 no GPU or bad arguments, 3 a kernel broke the device.
+Every row is printed, and written to the files, as soon as it is finished. Exit status: 0 done, 1 a wrong output, a
+failed point, or a peer asked for that could not be loaded (the rest is measured without it), 2 no GPU or bad
+arguments, 3 a kernel broke the device.
 """
 
 from __future__ import annotations
 
 import argparse
-import json
 import secrets
 import sys
 import time
@@ -30,11 +30,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parent))
 sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
+from bench_args import MAX_SEED, check_outputs, check_trees, whole, words
 from peers import PEERS, PeerOptions, load_peers
 from verify_bench import grid, provenance, table
 from verify_bench.candidates import TORCH_DTYPES, parse_config
 from verify_bench.measure import run_point
-from verify_bench.rows import Row, row_from_json
+from verify_bench.rows import Row, read_run
 from verify_bench.settings import DeviceLost, Settings
 
 from bole_codegen.measure import copy_bandwidth
@@ -46,15 +47,11 @@ NO_GPU = (
 )
 
 
-def _words(text: str) -> list[str]:
-    return [word.strip() for word in text.split(",") if word.strip()]
-
-
 def _shapes(text: str) -> list[str]:
     """Split shapes at ``;``, or at commas where no shape is a list of numbers."""
     if ";" in text or any(ch.isdigit() for ch in text):
-        return [part.strip() for part in text.split(";") if part.strip()]
-    return _words(text)
+        return words(text, ";")
+    return words(text)
 
 
 def build_parser() -> argparse.ArgumentParser:
@@ -70,28 +67,28 @@ def build_parser() -> argparse.ArgumentParser:
     add("--nodes", type=grid.parse_ints, help="nodes a request")
     add("--shape", type=_shapes, default=["ragged"], help="chain, ragged, binary, star; or '2,2,2;3,3,3' (%(default)s)")
     add("--family", choices=KERNEL_FAMILIES, default="gdn", help="recurrence family (%(default)s)")
-    add("--hk", type=int, default=16, help="key heads; of Mamba2 the groups (%(default)s)")
-    add("--hv", type=int, default=32, help="value heads (%(default)s)")
-    add("--dk", type=int, default=128, help="key head dimension (%(default)s)")
-    add("--dv", type=int, default=128, help="value head dimension (%(default)s)")
+    add("--hk", type=whole(1), default=16, help="key heads; of Mamba2 the groups (%(default)s)")
+    add("--hv", type=whole(1), default=32, help="value heads (%(default)s)")
+    add("--dk", type=whole(1), default=128, help="key head dimension (%(default)s)")
+    add("--dv", type=whole(1), default=128, help="value head dimension (%(default)s)")
     add("--in-dtype", choices=list(TORCH_DTYPES), default="bf16", help="q, k, v and raw gates (%(default)s)")
     add("--out-dtype", choices=list(TORCH_DTYPES), default="bf16", help="output of the timed calls (%(default)s)")
-    add("--state-dtype", type=_words, default=["fp32"], help="fp32, bf16, fp16, comma separated (fp32)")
-    add("--precision", type=_words, default=["fast", "lossless"], help="profiles, comma separated (both)")
+    add("--state-dtype", type=words, default=["fp32"], help="fp32, bf16, fp16, comma separated (fp32)")
+    add("--precision", type=words, default=["fast", "lossless"], help="profiles, comma separated (both)")
     add("--gates", choices=["raw", "ready"], help="form of the gates; default raw, where the family has raw ones")
     add("--factors", choices=["captured", "alias"], default="captured", help="factor buffers written? (%(default)s)")
     add("--variant", action="append", default=[], metavar="CONFIG", help="also time a pinned configuration; repeatable")
     add("--no-tuned", action="store_true", help="time only the pinned configurations")
-    add("--peers", type=_words, default=[], help=f"of {', '.join(PEERS)}; ratios are over the first")
+    add("--peers", type=words, default=[], help=f"of {', '.join(PEERS)}; ratios are over the first")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel, site-packages, or packed folder")
     add("--peer-nodes", type=grid.parse_ints, help="run peers at these node counts only")
-    add("--replays", type=int, default=20, help="timed replays of each graph, at least 10 (%(default)s)")
-    add("--layers", type=int, help="layers in the graph, instead of as many as a cold L2 needs")
-    add("--accepted", type=int, default=4, help="nodes on an accepted path in the commit (%(default)s)")
+    add("--replays", type=whole(1), default=20, help="timed replays of each graph, at least 10 (%(default)s)")
+    add("--layers", type=whole(1), help="layers in the graph, instead of as many as a cold L2 needs")
+    add("--accepted", type=whole(1), default=4, help="nodes on an accepted path in the commit (%(default)s)")
     add("--no-commit", action="store_true", help="skip the commit")
     add("--stages", action="store_true", help="time each kernel alone, one after the other (torch.profiler)")
     add("--eager", action="store_true", help="also time the host side of an eager call")
-    add("--seed", type=int, help="seed of the inputs; fresh each run by default")
+    add("--seed", type=whole(0, MAX_SEED), help="seed of the inputs; fresh each run by default")
     add("--budget-s", type=float, help="start no new row after this many seconds")
     add("--check-only", action="store_true", help="check outputs, time nothing; works on a CPU")
     add("--csv", type=Path, help="file for the rows, one value a column")
@@ -120,8 +117,11 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     for name in args.peers:
         if name not in PEERS:
             parser.error(f"--peers: {name!r} is not one of {', '.join(PEERS)}")
-    if args.hk < 1 or args.hv < 1 or args.hv % args.hk:
-        parser.error(f"--hv: {args.hv} is not a positive multiple of --hk {args.hk}")
+    if args.sglang is not None and not args.peers:
+        parser.error(f"--sglang: no peer is asked for; add --peers, of {', '.join(PEERS)}")
+    if args.hv % args.hk:
+        parser.error(f"--hv: {args.hv} is not a multiple of --hk {args.hk}")
+    check_trees(parser, args.shape, (nodes for _, nodes in _sizes(args)))
     modes = get_family(args.family).modes
     args.gates = args.gates or ("raw" if "raw" in modes else "ready")
     if args.gates not in modes:
@@ -153,7 +153,7 @@ def _try_plot(path: Path, rows: Sequence[Row], record: dict[str, Any]) -> None:
     try:
         _plot(path, rows, record)
         print(f"plot: {path}")
-    except (ImportError, ValueError) as error:
+    except (ImportError, OSError, ValueError) as error:
         print(f"plot: not drawn: {error}. --replot FILE.json draws it later.")
 
 
@@ -190,11 +190,14 @@ def main(argv: list[str] | None = None) -> int:
     argv = list(sys.argv[1:] if argv is None else argv)
     parser = build_parser()
     args = parser.parse_args(argv)
+    check_outputs(parser, {"--csv": args.csv, "--json": args.json, "--plot": args.plot})
     if args.replot is not None:
         if args.plot is None:
             parser.error("--replot: needs --plot")
-        saved = json.loads(args.replot.read_text())
-        _plot(args.plot, [row_from_json(r) for r in saved["rows"]], saved["provenance"])
+        try:
+            _plot(args.plot, *read_run(args.replot))
+        except (ImportError, OSError, ValueError) as error:
+            parser.error(f"--replot: {error}")
         return 0
     _validate(parser, args)
     on_gpu = torch.cuda.is_available()
@@ -267,9 +270,11 @@ def main(argv: list[str] | None = None) -> int:
     _summary(rows)
     if args.plot is not None and timing:
         _try_plot(args.plot, rows, record)
+    for name, reason in missing.items():
+        print(f"\nNot compared with {name}, which was asked for: {reason}")
     wrong = any(r.status.startswith("wrong") for row in rows for r in [*row.results.values(), *row.commit.values()])
     failed = any(row.note.startswith("failed") for row in rows)
-    return status or (1 if wrong or failed else 0)
+    return status or (1 if wrong or failed or missing else 0)
 
 
 if __name__ == "__main__":

@@ -8,7 +8,7 @@ import torch
 
 from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree import STATUS_TOTAL, TreeBatch
-from bole_runtime.tree.check import INDEX_DTYPES, check_capacity, check_index_tensor
+from bole_runtime.tree.check import INDEX_DTYPES, check_capacity, check_dense, check_index_tensor
 
 
 class Allocation(NamedTuple):
@@ -66,6 +66,7 @@ def reach(
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point():
         given = scores.dtype if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise TypeError(f"scores: expected a floating-point tensor, got {given}")
+    check_dense("scores", scores)
     for name, limit in (("max_nodes", max_nodes), ("max_depth", max_depth)):
         if limit is not None:
             check_capacity(name, limit, 0, 2**31 - 1)

@@ -6,7 +6,7 @@ import torch
 
 from bole_runtime.sampling.result import Acceptance
 from bole_runtime.tree import TreeBatch
-from bole_runtime.tree.check import check_capacity
+from bole_runtime.tree.check import check_capacity, check_dense
 
 _BINS_PER_OCTAVE = 2
 _FLOAT_MAX = torch.finfo(torch.float32).max
@@ -16,6 +16,7 @@ def _check_scores(scores: object) -> None:
     if not isinstance(scores, torch.Tensor) or not scores.is_floating_point():
         given = scores.dtype if isinstance(scores, torch.Tensor) else type(scores).__name__
         raise TypeError(f"scores: expected a floating-point tensor, got {given}")
+    check_dense("scores", scores)
 
 
 class AcceptanceModel:

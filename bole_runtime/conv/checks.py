@@ -9,6 +9,7 @@ from bole_runtime.conv.factors import ConvFactors, ConvPending
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.kernels.conv_problem import MAX_STATE, WIDTHS
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate import check_last_stride, check_tensor, not_a, wrong_shape
 from bole_runtime.validate_memory import refuse_overlaps
 
@@ -33,6 +34,8 @@ def check_x(x: torch.Tensor, tree: TreeBatch, backend: str) -> int:
         isinstance(x, torch.Tensor)
         and x.dtype in _USUAL_DTYPES
         and x.device == tree.device
+        and not x.is_nested
+        and x.layout is torch.strided
         and x.shape[:-1] == lead
         and x.shape[-1] > 0
         and x.stride()[-1] == 1
@@ -180,6 +183,7 @@ def check_layers(
             not_a(f"factors[{n}]", part, "a ConvFactors")
         if part.tree is not tree:
             raise ValueError(f"factors[{n}]: all layers of a commit must share the tree of factors[0]")
+        check_dense(f"factors[{n}].x", part.x)
         if part.x.shape[:-1] != tree.lead:
             raise ValueError(f"factors[{n}]: x {tuple(part.x.shape)} is not of the tree's rows {tree.lead}")
         name = "pools" if len(pools) == 1 else f"pools[{n}]"

@@ -12,7 +12,7 @@ from bole_runtime.conv import ConvFactors
 from bole_runtime.conv.api import checked_conv_commit
 from bole_runtime.factors import Factors
 from bole_runtime.tree import TreeBatch
-from bole_runtime.tree.check import check_capacity
+from bole_runtime.tree.check import check_capacity, check_dense
 from bole_runtime.validate import as_tuple, not_a
 
 
@@ -44,6 +44,7 @@ def check_parameter(name: str, tensor: object, size: int, vector: bool = True) -
     """
     if not isinstance(tensor, torch.Tensor):
         not_a(name, tensor, "a torch.Tensor")
+    check_dense(name, tensor)
     shape = tuple(tensor.shape)
     if shape[:1] != (size,) or len(shape) != (1 if vector else 2):
         raise ValueError(f"{name}: expected shape {f'({size},)' if vector else f'({size}, W)'}, got {shape}")
@@ -58,6 +59,7 @@ def check_columns(name: str, tensor: object, columns: int) -> None:
     """
     if not isinstance(tensor, torch.Tensor):
         not_a(name, tensor, "a torch.Tensor")
+    check_dense(name, tensor)
     if tensor.dim() == 0 or tensor.shape[-1] != columns:
         raise ValueError(f"{name}: expected {columns} columns, got shape {tuple(tensor.shape)}")
 

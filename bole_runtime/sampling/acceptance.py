@@ -10,7 +10,7 @@ from bole_runtime.backend_choice import backend_name
 from bole_runtime.sampling.params import SamplingParams
 from bole_runtime.sampling.result import Acceptance
 from bole_runtime.tree import TreeBatch
-from bole_runtime.tree.check import check_index_tensor
+from bole_runtime.tree.check import check_dense, check_index_tensor
 
 METHODS = ("greedy", "sample", "rejection")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
@@ -181,6 +181,7 @@ def _check_rows(name: str, given: object, tree: TreeBatch) -> int:
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(given).__name__}")
     if given.dtype not in _FLOATS:
         raise TypeError(f"{name}: dtype {given.dtype} is not allowed; allowed: {', '.join(str(d) for d in _FLOATS)}")
+    check_dense(name, given)
     if tuple(given.shape[:-1]) != tree.lead or given.dim() == 0 or given.shape[-1] == 0:
         shape = ", ".join(str(n) for n in tree.lead)
         raise ValueError(f"{name}: expected shape ({shape}, V) with V >= 1, got {tuple(given.shape)}")
@@ -217,6 +218,7 @@ def _check_uniforms(uniforms: torch.Tensor, tree: TreeBatch) -> None:
     if not isinstance(uniforms, torch.Tensor) or uniforms.dtype is not torch.float32:
         given = uniforms.dtype if isinstance(uniforms, torch.Tensor) else type(uniforms).__name__
         raise TypeError(f"uniforms: expected a torch.float32 tensor, got {given}")
+    check_dense("uniforms", uniforms)
     if tuple(uniforms.shape) != (*tree.lead, 2):
         raise ValueError(f"uniforms: expected shape {(*tree.lead, 2)}, got {tuple(uniforms.shape)}")
     if uniforms.device != tree.device:

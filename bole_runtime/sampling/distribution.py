@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.sampling.params import GREEDY_TEMPERATURE, SamplingParams
+from bole_runtime.tree.check import check_dense
 
 _NEVER = float("-inf")
 
@@ -59,6 +60,7 @@ def target_probs(logits: torch.Tensor, params: SamplingParams | None = None) -> 
     if not isinstance(logits, torch.Tensor) or not logits.is_floating_point():
         given = logits.dtype if isinstance(logits, torch.Tensor) else type(logits).__name__
         raise TypeError(f"logits: expected a floating-point tensor, got {given}")
+    check_dense("logits", logits)
     if logits.dim() == 0 or logits.shape[-1] == 0:
         raise ValueError(f"logits: expected [B, ..., V] with V >= 1, got shape {tuple(logits.shape)}")
     values = logits.float()

@@ -8,6 +8,7 @@ import torch
 
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate import check_tensor, not_a
 from bole_runtime.validate_buffers import check_pending
 from bole_runtime.validate_memory import refuse_overlaps
@@ -30,6 +31,7 @@ def check_chain(spec: RecurrenceSpec, chain: PendingChain, name: str) -> None:
     for what, ring in (("k", chain.k), ("v", chain.v)):
         if not isinstance(ring, torch.Tensor):
             not_a(f"{name}.{what}", ring, "a torch.Tensor")
+        check_dense(f"{name}.{what}", ring)
         if ring.dim() != 4:
             layout = "[slots, capacity, heads, dimensions]"
             raise ValueError(f"{name}.{what}: expected {layout}, got shape {tuple(ring.shape)}")

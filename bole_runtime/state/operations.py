@@ -19,6 +19,7 @@ from bole_runtime.state.chain_checks import check_chain, check_counters_apart, c
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ def flush(
         raise ValueError(f"pool, pending: expected the same number of layers, got {len(pools)} and {len(chains)}")
     if not isinstance(slots, torch.Tensor):
         check.not_a("slots", slots, "a torch.Tensor")
+    check_dense("slots", slots)
     slots = check.check_index("slots", slots, slots.device, slots.shape[0] if slots.dim() else -1)
     if precision not in check.PRECISIONS:
         raise ValueError(f"precision: {precision!r} is not allowed; allowed: {', '.join(check.PRECISIONS)}")

@@ -16,13 +16,6 @@ def geometry(problem: Problem) -> tuple[int, int, int]:
     return hk, hv, batch
 
 
-def tune_command(problem: Specialisation, gpu: str) -> str:
-    """Return the exact command that searches the bucket of ``problem`` on ``gpu``."""
-    from bole_runtime.tables.kinds import kind_of
-
-    return kind_of(problem).command(problem, gpu)
-
-
 def recurrence_command(problem: Problem, gpu: str) -> str:
     """Return the command for a recurrence."""
     hk, hv, batch = geometry(problem)

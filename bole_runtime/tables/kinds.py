@@ -122,3 +122,8 @@ def class_of(problem: Specialisation) -> tuple[object, ...]:
     """Return the values of the fields that shape the kernels of a problem."""
     text = problem.for_text()
     return tuple(getattr(text, f) for f in kind_of(problem).class_fields)
+
+
+def tune_command(problem: Specialisation, gpu: str) -> str:
+    """Return the exact command that searches the bucket of ``problem`` on ``gpu``."""
+    return kind_of(problem).command(problem, gpu)

@@ -19,7 +19,6 @@ list too.
 
 from __future__ import annotations
 
-import os
 import threading
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -31,8 +30,8 @@ from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 from bole_runtime.tables.bad_lists import BadLists
 from bole_runtime.tables.checks import CheckStore, minor
-from bole_runtime.tables.command import gap_line, tune_command
-from bole_runtime.tables.kinds import kind_of
+from bole_runtime.tables.command import gap_line
+from bole_runtime.tables.kinds import kind_of, tune_command
 from bole_runtime.tables.ranking import Tables
 from bole_runtime.tables.sources import (
     analytic_default,
@@ -40,6 +39,8 @@ from bole_runtime.tables.sources import (
     explain_gpu,
     gpu_keys,
     installed_triton,
+    own_root,
+    own_root_fault,
     tuned_roots,
 )
 
@@ -95,9 +96,9 @@ class Dispatcher:
         triton: str | None = None,
         checks: CheckStore | None = None,
     ) -> None:
+        self._from_environment = roots is None
         if roots is None:
-            roots = tuned_roots()
-            user_roots = 1 if os.environ.get("BOLE_TUNED_DIR") else 0
+            roots, user_roots = tuned_roots(), 0 if own_root() is None else 1
         self._variants = variants
         self._gpus = gpus
         self._default = default
@@ -177,6 +178,9 @@ class Dispatcher:
             self._bad.clear()
 
     def _resolve(self, problem: Specialisation, device_name: str, limits: GpuLimits) -> Resolution:
+        fault = own_root_fault() if self._from_environment and "folder" not in self._warned else None
+        if fault is not None:
+            self._warn("folder", fault)
         gpu = self._gpus(device_name) if device_name not in ("", "cpu") else None
         key = gpu[0] if gpu else "NAME"
         fill = f"run `{tune_command(problem, key)}` to fill the gap"
@@ -281,4 +285,4 @@ def dispatcher() -> Dispatcher:
     return _shared
 
 
-__all__ = ["Dispatcher", "GpuLookup", "Resolution", "TableWarning", "dispatcher", "tuned_roots"]
+__all__ = ["Dispatcher", "GpuLookup", "Resolution", "TableWarning", "dispatcher", "own_root_fault", "tuned_roots"]

@@ -12,12 +12,25 @@ from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
 
 
+def own_root() -> Path | None:
+    """Return the folder that ``BOLE_TUNED_DIR`` names, None when it is not set."""
+    own = os.environ.get("BOLE_TUNED_DIR")
+    return Path(own) if own else None
+
+
+def own_root_fault() -> str | None:
+    """Return why ``BOLE_TUNED_DIR`` changes nothing, None when it is not set or has tables or lists."""
+    own = own_root()
+    if own is None or any(found for pattern in ("*/*.json", "*/known-bad/*.json") for found in own.glob(pattern)):
+        return None
+    why = "holds no <gpu>/<family>.json" if own.is_dir() else "is no folder"
+    return f"BOLE_TUNED_DIR={own} {why}; only the tables of the package are used"
+
+
 def tuned_roots() -> tuple[Path, ...]:
     """Return the folders that hold ``<gpu>/<family>.json``: ``BOLE_TUNED_DIR`` when set, then the package's."""
-    roots = []
-    own = os.environ.get("BOLE_TUNED_DIR")
-    if own:
-        roots.append(Path(own))
+    own = own_root()
+    roots = [] if own is None else [own]
     spec = importlib.util.find_spec("bole_tuned")
     if spec is not None and spec.submodule_search_locations:
         roots.append(Path(next(iter(spec.submodule_search_locations))))

@@ -7,17 +7,29 @@ import torch
 INDEX_DTYPES = (torch.int32, torch.int64)
 
 
+def check_dense(name: str, tensor: torch.Tensor) -> None:
+    """Refuse what has no strides, such as sparse tensors, or no shape, such as nested ones: no kernel can read it.
+
+    Raises:
+        TypeError: another layout than torch.strided, or nested.
+    """
+    if tensor.layout is not torch.strided or tensor.is_nested:
+        nested = "nested, " if tensor.is_nested else ""
+        raise TypeError(f"{name}: expected a dense tensor (torch.strided, not nested), got {nested}{tensor.layout}")
+
+
 def check_index_tensor(name: str, tensor: object, dims: int) -> torch.Tensor:
     """Return ``tensor`` if it is an int32 or int64 tensor of ``dims`` dimensions.
 
     Raises:
-        TypeError: not a tensor, or another dtype.
+        TypeError: not a tensor, another dtype, or not dense.
         ValueError: another number of dimensions.
     """
     if not isinstance(tensor, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(tensor).__name__}")
     if tensor.dtype not in INDEX_DTYPES:
         raise TypeError(f"{name}: dtype {tensor.dtype} is not allowed; allowed: torch.int32, torch.int64")
+    check_dense(name, tensor)
     if tensor.dim() != dims:
         raise ValueError(f"{name}: expected {dims} dimension(s), got shape {tuple(tensor.shape)}")
     return tensor

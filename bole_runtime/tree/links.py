@@ -6,7 +6,7 @@ import torch
 
 from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree.build_torch import PADDING
-from bole_runtime.tree.check import check_capacity, check_index_tensor
+from bole_runtime.tree.check import check_capacity, check_dense, check_index_tensor
 
 _MAX_NODES = 512
 
@@ -44,6 +44,7 @@ def parents_from_links(
     if not isinstance(live, torch.Tensor) or live.dtype not in (torch.bool, torch.int32, torch.int64):
         given = live.dtype if isinstance(live, torch.Tensor) else type(live).__name__
         raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
+    check_dense("live", live)
     if live.shape != (batch,):
         raise ValueError(f"live: expected shape ({batch},), got {tuple(live.shape)}")
     if out is not None and not isinstance(out, torch.Tensor):
@@ -73,6 +74,7 @@ def parents_from_table(parents: torch.Tensor, live: torch.Tensor) -> torch.Tenso
     if not isinstance(live, torch.Tensor) or live.dtype not in (torch.bool, torch.int32, torch.int64):
         given = live.dtype if isinstance(live, torch.Tensor) else type(live).__name__
         raise TypeError(f"live: expected a bool, int32 or int64 tensor, got {given}")
+    check_dense("live", live)
     if live.shape != parents.shape[:1]:
         raise ValueError(f"live: expected shape {tuple(parents.shape[:1])}, got {tuple(live.shape)}")
     keep = live if live.dtype is torch.bool else live >= 0

@@ -8,7 +8,7 @@ from pathlib import Path
 from bole_codegen.tables.keys import depth_note, parse_key
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import DEPTH_BUCKETS, Problem
-from bole_runtime.tables.lookup import Dispatcher, TableWarning, tuned_roots
+from bole_runtime.tables.lookup import Dispatcher, TableWarning, own_root_fault, tuned_roots
 
 #: Entries listed.
 MOST = 12
@@ -37,6 +37,9 @@ def explain(record: GpuRecord, key: str, out: Path) -> list[str]:
     lines = [f"{problem.key()} on {record.title} ({name or 'no device name known'})"]
     if own:
         lines.append(f"as a process with BOLE_TUNED_DIR={out} sees it")
+        fault = own_root_fault()
+        if fault is not None:
+            lines.append(f"here, {fault}")
     flat = problem.replace(depth=DEPTH_BUCKETS[0]) if isinstance(problem, Problem) else problem
     every = dispatcher.ranked(flat, name)
     note = depth_note(key, problem, (entry.problem for _, entry in every))

@@ -24,7 +24,7 @@ def find_tables(record: GpuRecord, out: Path) -> list[Path]:
 
 
 def show_tables(record: GpuRecord, out: Path, as_json: bool) -> int:
-    """Print the tables of a GPU; return an exit status."""
+    """Print the tables of a GPU, as text or as one JSON document; return an exit status."""
     from bole_codegen.report.summary import results_table
 
     paths = find_tables(record, out)
@@ -32,12 +32,16 @@ def show_tables(record: GpuRecord, out: Path, as_json: bool) -> int:
         stand_in = f"; the runtime uses those of {', '.join(record.tables_from)}" if record.tables_from else ""
         print(f"bole-tune: no table for {record.key} in {out} or shipped{stand_in}", file=sys.stderr)
         return 1
-    for path in paths:
-        table = load_table(path, all_variants)
+    tables = [(path, load_table(path, all_variants)) for path in paths]
+    if as_json:
+        heads = [
+            {"path": str(p), "gpu": t.header.gpu, "date": t.header.date, "entries": len(t.entries)} for p, t in tables
+        ]
+        every = [e.entry for _, table in tables for e in table.entries]
+        print(msgspec.json.encode({"gpu": record.key, "tables": heads, "entries": every}).decode())
+        return 0
+    for path, table in tables:
         entries = [e.entry for e in table.entries]
-        if as_json:
-            print(msgspec.json.encode({"path": str(path), "gpu": table.header.gpu, "entries": entries}).decode())
-            continue
         gpu = table.header.gpu
         measured = sum(e.label == "measured" for e in entries)
         made = f"{gpu.device_name}, Triton {gpu.triton}, {table.header.date}"

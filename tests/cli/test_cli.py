@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import signal
 import subprocess
 import sys
@@ -15,8 +16,9 @@ import table_fakes as fakes
 
 from bole_codegen import cli
 from bole_codegen.arguments import OFFLINE_BUDGET, UsageError, make_parser, options_of, targets_of
+from bole_codegen.report.html import is_report
 from bole_runtime.kernels.variants import all_variants
-from bole_runtime.tables.command import tune_command
+from bole_runtime.tables.kinds import tune_command
 from bole_runtime.tables.load import load_file, load_table
 
 TINY = ["--gpu", "h100", "--offline", "--hk", "1", "--hv", "2", "--dk", "32", "--dv", "32"]
@@ -259,7 +261,8 @@ def test_a_report_in_a_folder_that_is_no_text(tmp_path: Path) -> None:
     out = tmp_path / os.fsdecode(b"o\xff")
     assert cli.main([*TINY, "--batch", "1", "--out", str(out)]) == 0
     assert is_report(out / "h100" / "report.html")
-    assert is_report(out / "h100" / "report.html"), "and may be written again"
+    # And may be written again.
+    assert cli.main([*TINY, "--batch", "1", "--out", str(out)]) == 0
 
 
 def test_a_storage_that_is_no_journal_stops_before_the_search(

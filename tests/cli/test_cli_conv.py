@@ -17,7 +17,7 @@ from bole_codegen.presets import get_preset, load_presets
 from bole_runtime import gpus
 from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.variants import all_variants
-from bole_runtime.tables.command import tune_command
+from bole_runtime.tables.kinds import tune_command
 from bole_runtime.tables.load import load_table
 from bole_runtime.tables.lookup import Dispatcher
 

@@ -14,7 +14,8 @@ import table_fakes as fakes
 
 from bole_runtime.kernels.problem import work_bucket
 from bole_runtime.tables.checks import CheckStore
-from bole_runtime.tables.command import geometry, tune_command
+from bole_runtime.tables.command import geometry
+from bole_runtime.tables.kinds import tune_command
 from bole_runtime.tables.lookup import Dispatcher, TableWarning
 
 P = fakes.PROBLEM
@@ -185,6 +186,30 @@ def test_the_environment_puts_a_users_tables_in_front(tmp_path: Path, monkeypatc
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "bole_tuned" else find(name))
     dispatcher = Dispatcher(variants=fakes.variants, gpus=fakes.gpus, default=fakes._default, triton="3.6.0")
     assert quiet(dispatcher, P).config["BV"] == 16
+
+
+@pytest.mark.parametrize("fault", ["is no folder", "holds no <gpu>/<family>.json"])
+def test_an_environment_that_names_no_tables_warns_once(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = tmp_path / "own"
+    if "holds" in fault:
+        own.mkdir()
+    monkeypatch.setenv("BOLE_TUNED_DIR", str(own))
+    dispatcher = Dispatcher(checks=CheckStore(tmp_path / "cache"))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for work in (32, 64, 256):
+            dispatcher.resolve(P.replace(work=work), H200, fakes.LIMITS)
+    said = [str(w.message) for w in caught if w.category is TableWarning and "BOLE_TUNED_DIR" in str(w.message)]
+    assert said == [f"bole: BOLE_TUNED_DIR={own} {fault}; only the tables of the package are used"]
+    # Folders that are given are not of the environment; nor is one that holds a list of failed kernels only silent.
+    with warnings.catch_warnings():
+        warnings.filterwarnings("error", message=".*BOLE_TUNED_DIR")
+        make(tmp_path).resolve(P, H200, fakes.LIMITS)
+        (own / "h200" / "known-bad").mkdir(parents=True)
+        (own / "h200" / "known-bad" / "triton-0.0.0.json").touch()
+        Dispatcher(checks=CheckStore(tmp_path / "cache")).resolve(P, H200, fakes.LIMITS)
 
 
 def test_a_broken_file_warns_once_and_the_rest_serves(tmp_path: Path) -> None:

@@ -94,6 +94,39 @@ def test_explain_says_what_is_taken_and_why_not_the_others(tmp_path: Path, capsy
     assert "no table has an entry that could stand in" in capsys.readouterr().out
 
 
+def test_explain_says_that_the_environment_names_no_folder(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOLE_TUNED_DIR", str(tmp_path / "none"))
+    explain = ["--gpu", "h200", "--explain", COMMIT.key(), "--out"]
+    fault = f"BOLE_TUNED_DIR={tmp_path / 'none'} is no folder"
+    assert cli.main([*explain, str(tmp_path)]) == 0
+    assert f"the process would warn: bole: {fault}" in capsys.readouterr().out
+    fakes.write(tmp_path, real_entry())
+    assert cli.main([*explain, str(tmp_path)]) == 0
+    assert f"here, {fault}" in capsys.readouterr().out
+
+
+def test_tables_as_json_are_one_document(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    held = real_entry()
+    path = fakes.write(tmp_path, held)
+    fakes.edit(path, lambda d: path.with_name("kda.json").write_text(json.dumps({**d, "family": "kda", "entries": []})))
+    show = ["--gpu", "h200", "--show", "--json", "--out"]
+    assert cli.main([*show, str(tmp_path)]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert data["gpu"] == "h200"
+    assert [(t["path"], t["entries"], t["gpu"]["key"]) for t in data["tables"]] == [
+        (str(path), 1, "h200"), (str(path.with_name("kda.json")), 0, "h200"),
+    ]  # fmt: skip
+    assert [e["variant"] for e in data["entries"]] == [held.variant]
+    # Those of the package: of recurrences and of convolutions.
+    assert cli.main([*show, str(tmp_path / "none")]) == 0
+    data = json.loads(capsys.readouterr().out)
+    assert len(data["tables"]) > 1
+    assert sum(t["entries"] for t in data["tables"]) == len(data["entries"])
+    assert {"verify", "tree_conv"} <= {e["op"] for e in data["entries"]}
+
+
 @pytest.mark.slow  # A process that imports torch.
 def test_a_reproduction_runs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     small = COMMIT.replace(dk=32, dv=32, work=4)

@@ -286,10 +286,14 @@ def test_one_failing_point_and_a_spent_budget_are_listed(
 
 
 @needs_cpu_only
-def test_a_missing_peer_is_listed(capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_peer_is_listed_and_costs_the_status(capsys: pytest.CaptureFixture[str]) -> None:
     args = [*SMALL, "--check-only", "--points", "1x4", "--peers", "sglang", "--no-commit"]
-    assert bench_verify.main(args) == 0
-    assert "peer sglang is not available: no --sglang PATH" in capsys.readouterr().out
+    assert bench_verify.main(args) == 1
+    out = capsys.readouterr().out
+    assert "peer sglang is not available: no --sglang PATH" in out
+    assert "Not compared with sglang, which was asked for: no --sglang PATH" in out.split("Candidates")[1]
+    assert bench_verify.main([*args, "--sglang", "/nonexistent"]) == 1
+    assert "Not compared with sglang" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(

@@ -5,12 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
+
+from bench_args import write_whole
 
 
 @dataclass
@@ -68,20 +68,13 @@ def format_table(rows: Sequence[RoundRow], bandwidth_gbs: float | None) -> str:
     return "\n".join([*table, *notes])
 
 
-def _write(path: Path, text: str) -> None:
-    handle, name = tempfile.mkstemp(dir=path.parent or Path("."), suffix=path.suffix)
-    with os.fdopen(handle, "w", newline="") as file:
-        file.write(text)
-    os.replace(name, path)
-
-
 def save(rows: Sequence[RoundRow], record: dict[str, Any], csv_path: Path | None, json_path: Path | None) -> None:
     """Write the files, each at once, so that a run that is ended leaves whole ones."""
     if json_path is not None:
-        _write(json_path, json.dumps({"provenance": record, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
+        write_whole(json_path, json.dumps({"provenance": record, "rows": [asdict(r) for r in rows]}, indent=1) + "\n")
     if csv_path is not None:
         out = io.StringIO()
         writer = csv.DictWriter(out, list(asdict(rows[0])) if rows else ["what"], lineterminator="\n")
         writer.writeheader()
         writer.writerows(asdict(r) for r in rows)
-        _write(csv_path, out.getvalue())
+        write_whole(csv_path, out.getvalue())

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import asdict, dataclass, field
+from pathlib import Path
 from typing import Any
 
 from verify_bench.grid import Point, reference_deviation, verdict
@@ -162,3 +164,20 @@ def row_from_json(record: dict[str, Any]) -> Row:
     for key in ("results", "commit"):
         known[key] = {name: Result(**value) for name, value in known[key].items()}
     return Row(**known)
+
+
+def read_run(path: Path) -> tuple[list[Row], dict[str, Any]]:
+    """Return the rows and the provenance of a run's JSON file.
+
+    Raises:
+        ValueError: it cannot be read, or is no such file.
+    """
+    try:
+        saved = json.loads(path.read_text(encoding="utf-8"))
+        rows, record = [row_from_json(r) for r in saved["rows"]], dict(saved["provenance"])
+        record["device"]["name"], record["triton"], record["date"]
+    except OSError as error:
+        raise ValueError(f"{path} cannot be read: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} was not written by --json: {type(error).__name__}: {error}") from None
+    return rows, record

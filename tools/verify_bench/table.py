@@ -5,11 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
-import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
+
+from bench_args import write_whole
 
 from verify_bench.rows import Result, Row
 
@@ -140,19 +140,6 @@ def note_lines(row: Row) -> list[str]:
     return lines
 
 
-def write_atomically(path: Path, text: str) -> None:
-    """Replace a file so that a reader, or a run that is killed, never sees half of it."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=path.name, suffix=".part")
-    try:
-        with os.fdopen(handle, "w", encoding="utf-8", newline="") as file:
-            file.write(text)
-        os.replace(name, path)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise
-
-
 def save(rows: Sequence[Row], provenance: dict[str, Any], csv_path: Path | None, json_path: Path | None) -> None:
     """Write all rows so far. Called after every row."""
     if csv_path is not None:
@@ -162,7 +149,7 @@ def save(rows: Sequence[Row], provenance: dict[str, Any], csv_path: Path | None,
         writer = csv.DictWriter(buffer, headers, lineterminator="\n")
         writer.writeheader()
         writer.writerows(flat)
-        write_atomically(csv_path, buffer.getvalue())
+        write_whole(csv_path, buffer.getvalue())
     if json_path is not None:
         record = {"provenance": provenance, "rows": [row.to_json() for row in rows]}
-        write_atomically(json_path, json.dumps(record, indent=1) + "\n")
+        write_whole(json_path, json.dumps(record, indent=1) + "\n")

@@ -76,7 +76,7 @@ def mixes(precision: str) -> tuple[str, ...]:
 def solves(precision: str, normalised: bool = False) -> tuple[str, ...]:
     """Return the values of ``solve`` that keep a precision profile.
 
-    A bf16 solve holds 3e-3 for random keys only: correlated ones cost it 6e-3 to 1e-1 (tools/solve_rounding.py). fp16
+    A bf16 solve holds 3e-3 for random keys only: correlated ones cost it up to 6.6e-3 (tools/solve_rounding.py). fp16
     has the bits of tf32, and the range for products of normalised rows. An inverse in tf32 rounds decays into A, and
     what repeated keys make of that grows with the nodes, to 3e-2 for 128: it takes three products in `fast` too.
     """
