@@ -72,6 +72,11 @@ def compile_one(job, gpu: str) -> tuple[str, float, str]:
         return job.name, 0.0, f"{type(error).__name__}: {lines[-1][:200]}"
 
 
+def size(job) -> int:
+    """Return what grows with the time that a kernel takes to compile."""
+    return (job.problem.nodes + job.problem.pending) * getattr(job.problem, "dk", 1)
+
+
 def main() -> int:
     """Record, then compile."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -102,7 +107,7 @@ def main() -> int:
                 print(f"  {job.name}  {job.config}")
             return 1 if failures else 0
         # Large tiles first: they take longest.
-        order = sorted(jobs.values(), key=lambda j: -(j.problem.nodes + j.problem.pending) * j.problem.dk)
+        order = sorted(jobs.values(), key=size, reverse=True)
         errors, spent, slowest = [], 0.0, (0.0, "")
         for done in as_completed([pool.submit(compile_one, job, gpu) for job in order]):
             name, seconds, error = done.result()

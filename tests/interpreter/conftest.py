@@ -11,10 +11,12 @@ def triton_on_cpu():
     import torch
 
     from bole_runtime import set_backend
+    from bole_runtime.backends.triton_backend.scratch import poisoned
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny operations: more threads only wait for each other
     set_backend("triton")
-    yield
+    with poisoned():
+        yield
     set_backend(None)
     torch.set_num_threads(threads)

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from bole_runtime.backends.triton_backend.reach import REACH, check_reach
+from bole_runtime.backends.triton_backend.scratch import allocate
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
 from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
@@ -104,7 +105,7 @@ def _workspace(call: VerifyCall, sizes: tuple[int, int]) -> tuple[torch.Tensor |
         return None, None
     work = call.workspace
     if work is None:
-        work = torch.empty(total, dtype=torch.float32, device=call.q.device)
+        work = allocate(total, call.q.device)
     else:
         have = work.numel() * work.element_size() // 4
         if have < total:
