@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 
 import pytest
 from bole_testing.interpreter import InterpreterChild, InterpreterRelay
@@ -14,6 +15,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    workers = int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1"))
+    if workers > 1:
+        # Threads of every worker on every core wait for one another. Before torch is imported, which reads it.
+        os.environ.setdefault("OMP_NUM_THREADS", str(max(1, (os.cpu_count() or 1) // workers)))
     pipes = config.getoption("--interpreter-child")
     if pipes:
         config.pluginmanager.register(InterpreterChild(*(int(fd) for fd in pipes.split(","))))
