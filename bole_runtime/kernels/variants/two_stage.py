@@ -262,6 +262,7 @@ TWO_STAGE = Variant(
     narrow=c.narrow,
     # Each was the best of some bucket on an H200.
     starts=(
+        {"programs": 0, "prefetch": True},
         {"programs": 0, "prefetch": True, "bv": 128, "warps": 8},
         {"programs": 0, "prefetch": True, "orient": "state", "bv": 64, "warps": 4},
         {"gather": "together"},

@@ -194,4 +194,13 @@ TWO_STAGE_SLICES = Variant(
     grids=_grids,
     workspace=_workspace,
     narrow=lambda problem, gpu: {**c.narrow(problem, gpu), "state_dot": lambda v: v in dots(problem)},
+    # Each was the best of some bucket on an H200, or near it.
+    starts=(
+        {"programs": 0, "prefetch": True},
+        {"orient": "state", "mix_store": "fp32", "prepare_warps": 4},
+        {"prepare_stages": 2},
+        {"slice": 32, "prepare_stages": 2},
+        {"slice": 16, "prepare_warps": 1},
+        {"programs": 0, "prefetch": True, "bv": 32},
+    ),
 )
