@@ -17,6 +17,7 @@ from bole_codegen.measure import make_parents, make_verify_inputs, poison_, rela
 from bole_codegen.search.operands import Operands, make_pending, on_torch
 from bole_codegen.search.results import CandidateError
 from bole_runtime import Config, Factors, TreeBatch, commit, get_family
+from bole_runtime.backends.scratch import poisoned
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
 
@@ -180,7 +181,8 @@ class CheckCase:
         runs = []
         for _ in range(2):
             out = Guarded.like(poison_(blank))
-            ops.verify(self.problem, out.inner, config, capture)
+            with poisoned():
+                ops.verify(self.problem, out.inner, config, capture)
             if not out.intact():  # Fatal: it may have hit what later checks rely on.
                 raise CandidateError("bounds", "wrote outside the output", fatal=True)
             if not bool((bits(ops.state) == self._state).all()):

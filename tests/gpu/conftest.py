@@ -8,6 +8,8 @@ import random
 import pytest
 from bole_testing.devices import by_device
 
+from bole_runtime.backends.scratch import poisoned
+
 
 def _seed() -> int:
     given = os.environ.get("BOLE_SEED")
@@ -24,5 +26,5 @@ def pytest_report_header() -> str:
 
 @pytest.fixture(autouse=True)
 def _backends():
-    with by_device():
+    with by_device(), poisoned():
         yield

@@ -11,7 +11,7 @@ def triton_on_cpu():
     import torch
 
     from bole_runtime import set_backend
-    from bole_runtime.backends.triton_backend.scratch import poisoned
+    from bole_runtime.backends.scratch import poisoned
 
     threads = torch.get_num_threads()
     torch.set_num_threads(1)  # tiny operations: more threads only wait for each other

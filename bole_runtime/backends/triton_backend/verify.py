@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from bole_runtime.backends.scratch import allocate
 from bole_runtime.backends.triton_backend.reach import REACH, check_reach
-from bole_runtime.backends.triton_backend.scratch import allocate
 from bole_runtime.backends.triton_backend.select import SHORT, buckets, choose, short_dtype
 from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
