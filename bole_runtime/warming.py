@@ -16,7 +16,7 @@ from bole_runtime.families import InputSpec, RecurrenceSpec, get_family
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND, STATE_BOUND, STATE_ROUNDING
-from bole_runtime.tree.binary import binary_trees
+from bole_runtime.tree.binary import binary_trees, deepest_node
 from bole_runtime.validate_warmup import check_device, check_sizes, check_switches, check_types
 
 
@@ -89,7 +89,7 @@ def _call(g: _Geometry, batch: int, precision: str, captured: bool) -> VerifyCal
     def normal(*shape: int) -> torch.Tensor:
         return torch.randn(shape, generator=make, device=g.device, dtype=torch.float32)
 
-    tree, mode = binary_trees(batch, g.nodes, g.depth, g.packed, g.device)[0], g.gate_mode
+    tree, mode = binary_trees(batch, g.nodes, g.depth, g.packed, g.device), g.gate_mode
     lead = tree.lead
     gates = {i.name: _gate(g, i, normal, lead) for i in (*g.spec.node_gates(mode), *g.spec.parameters(mode))}
     capture = None
@@ -145,8 +145,7 @@ def _factors(call: VerifyCall) -> Factors:
 
 def _check_commit(call: VerifyCall, config: Config | None, layers: int) -> float:
     factors = _factors(call)
-    deepest = int(call.tree.depths.flatten()[: call.tree.max_nodes].argmax())
-    accepted = torch.full_like(call.slots, deepest)
+    accepted = torch.full_like(call.slots, deepest_node(call.tree))
     pools = [call.state.clone() for _ in range(layers)]
     commit(pools, call.slots, [factors] * layers, accepted, precision=call.precision, variant=config, validate=False)
     want = call.state.float()

@@ -16,7 +16,7 @@ from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors
 from bole_runtime.kernels.conv_problem import ConvProblem
 from bole_runtime.kernels.space import Config
-from bole_runtime.tree.binary import binary_trees
+from bole_runtime.tree.binary import binary_trees, deepest_node
 
 #: Relative error of an output in its own dtype.
 _BOUNDS = {torch.bfloat16: 2**-8, torch.float16: 2**-11, torch.float32: 1e-6}
@@ -99,7 +99,7 @@ def warmup_conv(
     for batch in _batches(max_batch):
         # The kernels do not depend on the batch, only the choice among them does: check with few requests.
         few = min(batch, 2)
-        tree, _ = binary_trees(few, max_nodes, max_depth, packed, where)
+        tree = binary_trees(few, max_nodes, max_depth, packed, where)
         call = ConvCall(
             normal(*tree.lead, channels, of=dtype),
             normal(channels, width, of=weight_dtype),
@@ -196,8 +196,7 @@ def _check_conv(call: ConvCall, config: Config, activation: str | None) -> float
 
 
 def _check_commit(call: ConvCall, config: Config, layers: int) -> None:
-    deepest = int(call.tree.depths.flatten()[: call.tree.max_nodes].argmax())
-    accepted = torch.full_like(call.slots, deepest)
+    accepted = torch.full_like(call.slots, deepest_node(call.tree))
     pools = [call.state.clone() for _ in range(layers)]
     parts = [ConvFactors(call.x, call.width, call.tree) for _ in pools]
     conv_commit(pools, call.slots, parts, accepted, variant=config, validate=False)

@@ -7,9 +7,7 @@ import torch
 from bole_runtime.tree.tree import TreeBatch
 
 
-def binary_trees(
-    batch: int, nodes: int, max_depth: int | None, packed: bool, device: torch.device
-) -> tuple[TreeBatch, int]:
+def binary_trees(batch: int, nodes: int, max_depth: int | None, packed: bool, device: torch.device) -> TreeBatch:
     """Build equal binary trees, cut where they would be too deep: nodes near the roots and far below them.
 
     Args:
@@ -20,7 +18,7 @@ def binary_trees(
         device: of the trees.
 
     Returns:
-        The trees, of which every node is live, and the number of a deepest node.
+        The trees, of which every node is live.
     """
     row, depths = [-1], [0]
     for i in range(1, nodes):
@@ -28,8 +26,12 @@ def binary_trees(
         row.append(parent if max_depth is None or depths[parent] < max_depth else -1)
         depths.append(depths[parent] + 1 if row[i] >= 0 else 0)
     parents = torch.tensor([row] * batch, dtype=torch.int32, device=device)
-    deepest = depths.index(max(depths))
     if not packed:
-        return TreeBatch.from_parents(parents, max_depth=max_depth), deepest
+        return TreeBatch.from_parents(parents, max_depth=max_depth)
     offsets = torch.arange(batch + 1, dtype=torch.int32, device=device) * nodes
-    return TreeBatch.from_packed(parents.flatten(), offsets, nodes, max_depth=max_depth), deepest
+    return TreeBatch.from_packed(parents.flatten(), offsets, nodes, max_depth=max_depth)
+
+
+def deepest_node(trees: TreeBatch) -> int:
+    """Return a deepest node of :func:`binary_trees`; it is the same in every request."""
+    return int(trees.depths.flatten()[: trees.max_nodes].argmax())

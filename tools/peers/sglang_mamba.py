@@ -8,16 +8,14 @@ the output and a snapshot of every node's state. Arguments as SGLang 0.5.23 give
 from __future__ import annotations
 
 import hashlib
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import VerifyInputs, Workload
 from peers.sglang_loader import execute, find_file
-from peers.snapshots import Snapshots, buffer_bytes, buffers_that_fit
+from peers.snapshots import SnapshotPeer, Snapshots, private_folder
 
 FILE = "sglang/kernels/ops/mamba/triton_ops/mamba_ssm.py"
 ENTRY = "selective_state_update"
@@ -67,16 +65,13 @@ class PreparedMamba:
         self.snapshots.poison()
 
 
-class SglangMamba:
+class SglangMamba(SnapshotPeer):
     """The peer named ``sglang`` for Mamba2."""
-
-    name = "sglang"
-    profile = "fast"
 
     def __init__(self, entry: Callable[..., None], version: str) -> None:
         """Wrap a loaded entry function; use :meth:`load`."""
-        self._entry, self.version = entry, version
-        self._cache: object = None
+        super().__init__("sglang", version)
+        self._entry = entry
 
     @classmethod
     def load(cls, path: str | None) -> SglangMamba:
@@ -85,12 +80,11 @@ class SglangMamba:
         Raises:
             PeerUnavailable: with the reason.
         """
-        cache = tempfile.TemporaryDirectory(prefix="bole-peer-")
-        file = find_file(path, FILE, Path(cache.name))
+        folder, place = private_folder()
+        file = find_file(path, FILE, place)
         label = f"{file.name} ({hashlib.sha256(file.read_bytes()).hexdigest()[:12]})"
         peer = cls(execute(file, ENTRY, label), label)
-        # Triton may read the source again while it compiles.
-        peer._cache = cache
+        peer._folder = folder
         return peer
 
     def refuses(self, work: Workload) -> str | None:
@@ -99,15 +93,6 @@ class SglangMamba:
             return f"is a kernel of mamba2, not of {work.family}"
         return "has no pending chain" if work.pending else None
 
-    def memory_bytes(self, work: Workload) -> int:
-        """Bytes of one snapshot buffer with its padding row."""
-        return buffer_bytes(work)
-
-    def prepare(self, inputs: VerifyInputs, shape: str, scratch_budget: int) -> PreparedMamba:
-        """Bind to inputs, with as many snapshot buffers as keep them cold within the budget.
-
-        Raises:
-            PeerUnavailable: not even one buffer fits.
-        """
-        buffers = buffers_that_fit(inputs.workload, len(inputs.layers), scratch_budget)
-        return PreparedMamba(self._entry, inputs, shape == "chain", buffers)
+    def bind(self, inputs: VerifyInputs, chain: bool, buffers: int) -> PreparedMamba:
+        """Bind to inputs; a chain carries no parents."""
+        return PreparedMamba(self._entry, inputs, chain, buffers)

@@ -9,16 +9,14 @@ One kernel serves Gated DeltaNet and Kimi Delta Attention, whose gate has a valu
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import VerifyInputs, Workload
 from peers.sglang_loader import SglangSource, load_entry, locate
-from peers.snapshots import Snapshots, buffer_bytes, buffers_that_fit
+from peers.snapshots import SnapshotPeer, Snapshots, private_folder
 
 Entry = Callable[..., Tensor]
 #: Family to the raw gates that the kernel calls ``a`` and ``b``.
@@ -92,22 +90,17 @@ class PreparedSerial:
         self.snapshots.poison()
 
 
-class SglangSerial:
+class SglangSerial(SnapshotPeer):
     """The peer named ``sglang``; ``sglang-dense`` is the same kernel on ``[B, N]`` without ``cu_seqlens``.
 
     The packed form, which is SGLang's, keeps a row of parents as long as all tokens of the batch in registers; the
     dense form shows what the kernel does without that.
     """
 
-    profile = "fast"
-
     def __init__(self, entry: Entry, source: SglangSource, dense: bool) -> None:
         """Wrap a loaded entry function; use :meth:`load`."""
-        self._entry = entry
-        self._dense = dense
-        self._cache: object = None
-        self.name = "sglang-dense" if dense else "sglang"
-        self.version = source.label
+        super().__init__("sglang-dense" if dense else "sglang", source.label)
+        self._entry, self._dense = entry, dense
 
     @classmethod
     def load(cls, path: str | None, dense: bool) -> SglangSerial:
@@ -116,12 +109,10 @@ class SglangSerial:
         Raises:
             PeerUnavailable: with the reason.
         """
-        # A private folder, used for a wheel only: a shared temporary path could be prepared by someone else.
-        cache = tempfile.TemporaryDirectory(prefix="bole-peer-")
-        source = locate(path, Path(cache.name))
+        folder, place = private_folder()
+        source = locate(path, place)
         peer = cls(load_entry(source), source, dense)
-        # Triton may read the source again while it compiles.
-        peer._cache = cache
+        peer._folder = folder
         return peer
 
     def refuses(self, work: Workload) -> str | None:
@@ -135,15 +126,6 @@ class SglangSerial:
             return f"would hold {tokens} parents in the registers of one warp; compiling that takes minutes"
         return None
 
-    def memory_bytes(self, work: Workload) -> int:
-        """Bytes of one snapshot buffer with its padding row."""
-        return buffer_bytes(work)
-
-    def prepare(self, inputs: VerifyInputs, shape: str, scratch_budget: int) -> PreparedSerial:
-        """Bind to inputs, with as many snapshot buffers as keep them cold within the budget.
-
-        Raises:
-            PeerUnavailable: not even one buffer fits.
-        """
-        buffers = buffers_that_fit(inputs.workload, len(inputs.layers), scratch_budget)
-        return PreparedSerial(self._entry, inputs, shape == "chain", self._dense, buffers)
+    def bind(self, inputs: VerifyInputs, chain: bool, buffers: int) -> PreparedSerial:
+        """Bind to inputs; a chain carries no parents."""
+        return PreparedSerial(self._entry, inputs, chain, self._dense, buffers)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import tempfile
+from abc import ABC, abstractmethod
+from pathlib import Path
+
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import VerifyInputs, Workload, poison_
-from peers.base import PeerUnavailable
+from peers.base import PeerUnavailable, PreparedPeer
 
 #: Snapshots are spread over this much memory where it fits, so that they are as cold as a pool of many layers.
 COLD_BYTES = 256 << 20
@@ -61,3 +65,38 @@ class Snapshots:
         """Fill with NaN: a node that reads its parent's before it is written then shows."""
         for buffer in self.buffers:
             poison_(buffer)
+
+
+class SnapshotPeer(ABC):
+    """A peer whose kernel keeps snapshots. What it was loaded from lives as long as it does."""
+
+    profile = "fast"
+
+    def __init__(self, name: str, version: str) -> None:
+        """Name it."""
+        self.name, self.version = name, version
+        #: Triton may read the source again while it compiles.
+        self._folder: tempfile.TemporaryDirectory[str] | None = None
+
+    def memory_bytes(self, work: Workload) -> int:
+        """Bytes of one snapshot buffer with its padding row."""
+        return buffer_bytes(work)
+
+    def prepare(self, inputs: VerifyInputs, shape: str, scratch_budget: int) -> PreparedPeer:
+        """Bind to inputs, with as many snapshot buffers as keep them cold within the budget.
+
+        Raises:
+            PeerUnavailable: not even one buffer fits.
+        """
+        buffers = buffers_that_fit(inputs.workload, len(inputs.layers), scratch_budget)
+        return self.bind(inputs, shape == "chain", buffers)
+
+    @abstractmethod
+    def bind(self, inputs: VerifyInputs, chain: bool, buffers: int) -> PreparedPeer:
+        """Bind to inputs; a chain carries no parents."""
+
+
+def private_folder() -> tuple[tempfile.TemporaryDirectory[str], Path]:
+    """Return a folder for a wheel's file: a shared temporary path could be prepared by someone else."""
+    folder = tempfile.TemporaryDirectory(prefix="bole-peer-")
+    return folder, Path(folder.name)

@@ -96,7 +96,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Of 64 rows, ptxas 12.8 makes the descriptor of a product in the walk depend on the way there.
     programs = 512 if fast and rows <= 32 else 384 if rows == 16 else 0
     walk = 0 < 2 * programs <= tiles and dk <= 256
-    # Three products of tf32 terms: fp32 rows and the state fit the registers with the state on the left alone.
+    # Lossless with 32 rows: with them on the left, fp32 ones spilled, and two bf16 terms have not been timed.
     left = not fast and rows == 32 and bv >= 64
     hopper = gpu.compute_capability >= (9, 0)
     chunk = min({16: 16, 32: 32 if fast else 16, 64: 64}[rows], c.power_of_two(problem.dk))
