@@ -10,7 +10,15 @@ import pytest
 import torch
 from bole_testing.cases.base import random_parents
 from bole_testing.close import assert_close, assert_same_bits
-from bole_testing.conv import ConvDraw, conv_config, conv_draws, conv_tree, reference_conv, run_conv_draw
+from bole_testing.conv import (
+    ConvDraw,
+    conv_config,
+    conv_draws,
+    conv_tree,
+    reference_conv,
+    rows_config,
+    run_conv_draw,
+)
 from bole_testing.conv_cases import CASES
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
@@ -38,6 +46,15 @@ def test_dtypes(dtype: torch.dtype, state_dtype: torch.dtype, width: int, packed
 def test_tiles(bc: int, nb: int, warps: int) -> None:
     draw = ConvDraw((63, 9, 100), 2048, 4, pending=3, dynamic=bc == 64, seed=bc)
     run_conv_draw(draw, "cuda", BF16, BF16, conv=conv_config(bc, nb, warps))
+
+
+@pytest.mark.parametrize(
+    ("bc", "nb", "warps", "unroll"), [(256, 16, 1, 2), (512, 4, 1, 1), (128, 32, 1, 2), (512, 1, 2, 1)]
+)
+@pytest.mark.parametrize("packed", [False, True])
+def test_rows(bc: int, nb: int, warps: int, unroll: int, packed: bool) -> None:
+    draw = ConvDraw((63, 9, 0, 100), 2056, 4, packed=packed, pending=3 * (nb == 4), capture=True, seed=bc)
+    run_conv_draw(draw, "cuda", BF16, BF16, conv=rows_config(bc, nb, warps, unroll))
 
 
 def test_random() -> None:

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import pytest
 import torch
-from bole_testing.conv import ConvDraw, conv_config, conv_draws, run_conv_draw
+from bole_testing.conv import ConvDraw, conv_config, conv_draws, rows_config, run_conv_draw
 from bole_testing.conv_cases import CASES
 from hypothesis import HealthCheck, Phase, given, settings
+
+from bole_runtime.kernels import Config
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
@@ -19,6 +21,7 @@ DRAWS = {
     "narrow": ConvDraw((5,), 3, 2, wide_state=True, pending=1, seed=4),
     "wide": ConvDraw((9, 3), 20, 8, dynamic=True, capture=True, layers=2, wide_state=True, seed=5),
 }
+ROWS = [rows_config(128, 8, 1, 2), rows_config(128, 4, 1, 1), rows_config(128, 1, 1, 1)]
 
 
 @pytest.mark.parametrize(
@@ -36,6 +39,15 @@ def test_tiles(bc: int, nb: int, warps: int) -> None:
     run_conv_draw(draw, "cpu", FP32, FP32, conv=conv_config(bc, nb, warps))
 
 
+@pytest.mark.parametrize("config", ROWS, ids=str)
+@pytest.mark.parametrize(
+    ("name", "dtype", "state_dtype"),
+    [("everything", FP16, FP32), ("plain", FP32, FP32), ("narrow", FP16, FP16)],
+)
+def test_rows(name: str, dtype: torch.dtype, state_dtype: torch.dtype, config: Config) -> None:
+    run_conv_draw(DRAWS[name], "cpu", dtype, state_dtype, conv=config)
+
+
 def test_default() -> None:
     run_conv_draw(ConvDraw((5, 2), 20, seed=9), "cpu", FP32, FP32)
 
@@ -47,6 +59,8 @@ def test_default() -> None:
 )  # fmt: skip
 def test_random(draw: ConvDraw) -> None:
     run_conv_draw(draw, "cpu", FP32, FP32, conv=conv_config(32, 16, 1))
+    if not draw.dynamic:
+        run_conv_draw(draw, "cpu", FP32, FP32, conv=rows_config(128, 4, 1, 2))
 
 
 @pytest.mark.parametrize("body", CASES, ids=lambda body: body.__name__)

@@ -15,6 +15,7 @@ from bole_runtime.kernels.variants.commit_blocks import COMMIT_BLOCKS
 from bole_runtime.kernels.variants.commit_steps import COMMIT_STEPS
 from bole_runtime.kernels.variants.conv import TREE_CONV
 from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
+from bole_runtime.kernels.variants.conv_rows import TREE_CONV_ROWS
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.slices import SLICES
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
@@ -30,6 +31,7 @@ _ALL: tuple[Variant, ...] = (
     COMMIT_BLOCKS,
     COMMIT,
     TREE_CONV,
+    TREE_CONV_ROWS,
     CONV_COMMIT,
 )
 

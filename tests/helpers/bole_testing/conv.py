@@ -24,6 +24,11 @@ def conv_config(bc: int, nb: int, warps: int) -> Config:
     return get_variant("tree_conv", "gather").config({"bc": bc, "nb": nb, "warps": warps})
 
 
+def rows_config(bc: int, nb: int, warps: int, unroll: int) -> Config:
+    """Return a configuration of the variant that takes a node at a time, to be pinned."""
+    return get_variant("tree_conv", "rows").config({"bc": bc, "nb": nb, "unroll": unroll, "warps": warps})
+
+
 #: Of an fp32 output, relative in the Frobenius norm.
 BOUND = 1e-6
 

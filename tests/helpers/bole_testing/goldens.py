@@ -92,6 +92,7 @@ GOLDENS: dict[str, Golden] = {
     "commit_steps_comba_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="comba", gate_mode="raw"),
     "commit_steps_rwkv7_raw": _golden("steps", {}, gate_mode="raw", **_RWKV7),
     "tree_conv_silu": _conv_golden("gather"),
+    "tree_conv_rows_silu_pending": _conv_golden("rows", pending=16),
     "tree_conv_bias_dynamic_pending": _conv_golden(
         "gather", width=3, length=3, state_dtype="fp32", bias=True, silu=False, dynamic=True, pending=16
     ),
