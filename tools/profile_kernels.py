@@ -2,8 +2,8 @@
 
     ncu --profile-from-start off --clock-control none --set full python tools/profile_kernels.py --point gdn:64x16
 
-Each point is FAMILY:BATCHxNODES: a verification with factors captured and a commit of a random path, with the tables of this
-GPU, on random inputs; once before the profiler starts (to compile), once to warm up, once between its marks.
+Each point is FAMILY:BATCHxNODES: a verification with factors captured and a commit of a random path, with the tables
+of this GPU, on random inputs; once before the profiler starts (to compile), once to warm up, once between its marks.
 --check-only runs once, without a profiler, also on a CPU.
 
 Exit status: 0 done, 2 no GPU or bad arguments.
