@@ -17,6 +17,7 @@ from bole_runtime.factors import Factors, PendingChain, factors_of
 from bole_runtime.families import RecurrenceSpec, get_family
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import checks_values
 from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
@@ -130,7 +131,7 @@ def verify(
         out = torch.empty((*tree.lead, heads, dv), dtype=out_dtype or v.dtype, device=device)
     if backend.name == "triton" and out.dtype is torch.float64:
         raise TypeError("out: dtype torch.float64 is served by the torch and reference backends only")
-    if device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, device):
         values.check_status(tree)
         values.check_slots(slots, state.shape[0])
         if pending is not None:
@@ -210,7 +211,7 @@ def checked_commit(
     if variant is not None:
         check.check_variant(variant, "commit")
     layers = check_layers(pools, parts, backend.name)
-    if tree.device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, tree.device):
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))
         values.check_accepted(accepted, slots, tree)

@@ -97,6 +97,7 @@ class Factors:
     options: Mapping[str, float] = field(default_factory=lambda: NO_OPTIONS)
 
     @classmethod
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def allocate(
         cls,
         tree: TreeBatch,

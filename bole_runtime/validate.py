@@ -265,8 +265,13 @@ def check_variant(variant: object, op: str | None = None) -> None:
             raise ValueError(f"variant: {error}") from None
 
 
-def check_option(i: InputSpec, value: object) -> float:
+def check_option(i: InputSpec, value: object, name: str | None = None) -> float:
     """Return a float that a gate mode takes: within its limits, and finite unless infinity is its default.
+
+    Args:
+        i: its declaration.
+        value: as given.
+        name: for messages; default, a gate of the call.
 
     Raises:
         TypeError: not an int or float.
@@ -274,10 +279,11 @@ def check_option(i: InputSpec, value: object) -> float:
     """
     if isinstance(value, float) and value == i.default:
         return value
-    number = check_number(f"gates[{i.name!r}]", value)
+    name = name or f"gates[{i.name!r}]"
+    number = check_number(name, value)
     low, high = i.limits
     if not low <= number <= high:
-        raise ValueError(f"gates[{i.name!r}]: {number} is not allowed; allowed: {low} to {high}")
+        raise ValueError(f"{name}: {number} is not allowed; allowed: {low} to {high}")
     return number
 
 

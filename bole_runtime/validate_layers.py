@@ -7,9 +7,18 @@ from collections.abc import Mapping
 import torch
 
 from bole_runtime.calls import CommitLayer
-from bole_runtime.factors import Factors, PendingChain
+from bole_runtime.factors import NO_OPTIONS, Factors, PendingChain
 from bole_runtime.families.spec import DATA_DTYPES
-from bole_runtime.validate import check_last_stride, check_state, check_tensor, meaning, not_a, wrong_shape
+from bole_runtime.validate import (
+    check_last_stride,
+    check_number,
+    check_option,
+    check_state,
+    check_tensor,
+    meaning,
+    not_a,
+    wrong_shape,
+)
 from bole_runtime.validate_buffers import check_pending, read_of_pending
 from bole_runtime.validate_memory import apart, check_apart
 
@@ -25,6 +34,7 @@ class _Usual:
         self._names = tuple(part.gates)
         # Names that the family does not know are not looked at, whatever they hold.
         self._gates = tuple((n, t.shape, t.dtype) for n, t in gates if isinstance(t, torch.Tensor))
+        self._scale, self._options = part.beta_scale, part.options
 
     def holds(self, pool: torch.Tensor, part: Factors) -> bool:
         """Return whether another layer differs in nothing that is checked; False says nothing."""
@@ -49,13 +59,15 @@ class _Usual:
             and pool.stride()[-1] == 1
             and k.device == device == v.device
             and pool.device == device
+            and part.beta_scale == self._scale
+            and (part.options is self._options or part.options == self._options)
         ):
             return False
         for name, shape, dtype in self._gates:
             t = gates[name]
             if not (isinstance(t, torch.Tensor) and t.shape == shape and t.dtype is dtype and t.device == device):
                 return False
-            if t.layout is not torch.strided:
+            if t.layout is not torch.strided or t.stride()[-1] != 1:
                 return False
         return True
 
@@ -221,3 +233,20 @@ def check_factors(name: str, part: Factors, first: Factors) -> None:
             expected = i.sizes(heads, dims) if i.shape[0] != "node" else (*tree.lead, *i.sizes(heads, dims))
         if t.shape != expected:
             wrong_shape(f"{name}.gates[{i.name!r}]", t, expected, meaning(i))
+        if t.stride()[-1] != 1:
+            check_last_stride(f"{name}.gates[{i.name!r}]", t)
+    _check_floats(name, part)
+
+
+def _check_floats(name: str, part: Factors) -> None:
+    """Check the floats of edited factors as those of a call are."""
+    scale, options = part.beta_scale, part.options
+    if type(scale) is not float or scale != 1.0:
+        check_number(f"{name}.beta_scale", scale)
+    if options is NO_OPTIONS:
+        return
+    if not isinstance(options, Mapping):
+        not_a(f"{name}.options", options, "a mapping from names to floats")
+    for i in part.spec.options(part.gate_mode):
+        if i.name in options:
+            check_option(i, options[i.name], f"{name}.options[{i.name!r}]")

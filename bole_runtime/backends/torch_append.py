@@ -25,8 +25,8 @@ def append_paths(call: CommitCall, compact: torch.Tensor, length: torch.Tensor, 
     token = torch.arange(compact.shape[1], device=slots.device)
     for layer in call.layers:
         pending, factors = layer.factors.pending, layer.factors
-        if pending is None or pending.k.shape[0] == 0:
-            continue
+        if pending is None or pending.k.shape[0] == 0 or factors.k.numel() == 0:
+            continue  # no ring, or trees without a node
         rows = chosen & (slots >= 0) & (slots < pending.k.shape[0])
         kept = torch.where(rows, slots, 0)
         first = pending.start[kept].long() + pending.length[kept].long()

@@ -16,6 +16,7 @@ from bole_runtime.conv import checks
 from bole_runtime.conv.calls import ConvCall, ConvCommitCall, ConvCommitLayer
 from bole_runtime.conv.factors import ConvFactors, ConvPending
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import checks_values
 
 if TYPE_CHECKING:
     from bole_runtime.kernels.space import Config
@@ -120,7 +121,7 @@ def tree_conv(
         out = torch.empty(x.shape, dtype=out_dtype or x.dtype, device=x.device)
     if backend == "triton" and out.dtype is torch.float64:
         raise TypeError("out: dtype torch.float64 is served by the torch and reference backends only")
-    if tree.device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, tree.device):
         values.check_status(tree)
         values.check_slots(slots, state.shape[0])
         if pending is not None:
@@ -236,7 +237,7 @@ def checked_conv_commit(
     slots = check.check_index("slots", slots, tree.device, tree.max_batch)
     accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
     checks.check_index_apart(tuple(layer.pool for layer in layers), slots, accepted)
-    if tree.device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, tree.device):
         values.check_status(tree)
         values.check_slots(slots, min(layer.pool.shape[0] for layer in layers))
         values.check_accepted(accepted, slots, tree)

@@ -58,6 +58,7 @@ class ConvFactors:
     pending: ConvPending | None = None
 
     @classmethod
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def allocate(
         cls,
         tree: TreeBatch,

@@ -44,6 +44,7 @@ class Acceptance:
     status: torch.Tensor
 
     @classmethod
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def empty(cls, tree: TreeBatch) -> Acceptance:
         """Return buffers for the capacities of a tree, to be passed as ``out`` (for CUDA graphs)."""
         batch, steps = tree.max_batch, tree.max_depth + 1

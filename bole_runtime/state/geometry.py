@@ -78,8 +78,11 @@ class LayerGeometry:
         the others: each has a manager of its own, and no state is ever exchanged.
 
         Raises:
+            TypeError: no int.
             ValueError: the heads, or the channels, do not divide.
         """
+        if not isinstance(world, int) or isinstance(world, bool):
+            raise TypeError(f"world: expected an int, got {type(world).__name__}")
         if world < 1 or self.key_heads % world:
             raise ValueError(f"world: {world} ranks cannot share {self.key_heads} key heads evenly")
         if self.conv_channels % world:

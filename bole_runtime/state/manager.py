@@ -57,6 +57,7 @@ class StateManager:
         >>> print(manager.memory)
     """
 
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def __init__(
         self,
         layers: Sequence[LayerGeometry],
@@ -156,13 +157,18 @@ class StateManager:
                 keeps the slot's bits, and copies ring and chain as they stand.
 
         Raises:
-            ValueError: the slot is not in use.
+            ValueError: the slot is not in use, or no device that holds anything.
         """
         self._check_idle()
         self._slots.check(slot)
         if materialise:
             self.materialise([slot])
-        where = self.device if device is None else torch.device(device)
+        try:
+            where = self.device if device is None else torch.device(device)
+        except RuntimeError as error:
+            raise ValueError(f"device: {error}") from error
+        if where.type == "meta" != self.device.type:
+            raise ValueError("device: the meta device holds nothing, so nothing could be restored from there")
         return take_snapshot(self.request, self.config, slot, where, not materialise)
 
     def restore(self, slot: int, snapshot: Snapshot) -> None:
@@ -224,7 +230,7 @@ class StateManager:
         which = sorted(self.used_slots if slots is None else {self._slots.check(s, "slots") for s in slots})
         if not self.request.chains or not which:
             return
-        flush_slots(self.request, self.config, self.kernels, torch.tensor(which, dtype=torch.int32).to(self.device))
+        flush_slots(self.request, self.config, self.kernels, torch.tensor(which, dtype=torch.int32, device=self.device))
 
     # Rounds
 

@@ -19,7 +19,7 @@ from bole_runtime.state.chain_checks import check_chain, check_counters_apart, c
 from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
-from bole_runtime.tree.check import check_dense
+from bole_runtime.tree.check import check_dense, checks_values
 from bole_runtime.validate_layers import check_layers
 
 if TYPE_CHECKING:
@@ -31,9 +31,14 @@ if TYPE_CHECKING:
 
 
 @functools.lru_cache(maxsize=64)
-def _no_nodes(batch: int, device: torch.device) -> TreeBatch:
-    """Trees without a live node: what a flush is a commit of."""
+def _kept_trees(batch: int, device: torch.device) -> TreeBatch:
     return TreeBatch(batch, 1, device=device)
+
+
+def _no_nodes(batch: int, device: torch.device) -> TreeBatch:
+    """Trees without a live node: what a flush is a commit of. Tensors of a tracer must not outlive it."""
+    traced = type(torch.empty(0, device=device)) is not torch.Tensor
+    return TreeBatch(batch, 1, device=device) if traced else _kept_trees(batch, device)
 
 
 def flush_factors(spec: RecurrenceSpec, chain: PendingChain, tree: TreeBatch) -> Factors:
@@ -119,7 +124,7 @@ def flush(
     parts = tuple(_part(spec, c, tree, g, qk_l2norm) for c, g in zip(chains, each, strict=True))
     layers = check_layers(pools, parts, backend_name(slots.device), names)
     check_counters_apart(pools, chains, slots, rows)
-    if slots.device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, slots.device):
         values.check_slots(slots, pools[0].shape[0])
         values.check_pending_values(chains[0], slots)
         _check_distinct(slots)
@@ -191,10 +196,10 @@ def append(
     layers = check_layers(pools, parts, backend_name(tree.device))
     check_shared(tuple(chains))
     capacity = chains[0].capacity
-    if limit is not None and (not isinstance(limit, int) or not 0 <= limit <= capacity):
+    if limit is not None and (not isinstance(limit, int) or isinstance(limit, bool) or not 0 <= limit <= capacity):
         raise ValueError(f"limit: {limit!r} is not allowed; allowed: 0 to the capacity of the chains, {capacity}")
     check_rings_apart(pools, chains, parts, slots, accepted)
-    if tree.device.type == "cpu" if validate is None else validate:
+    if checks_values(validate, tree.device):
         values.check_status(tree)
         values.check_slots(slots, min(p.shape[0] for p in pools))
         values.check_accepted(accepted, slots, tree)
@@ -239,6 +244,12 @@ def _part(
     l2norm: bool | None,
 ) -> Factors:
     part = flush_factors(spec, chain, tree)
+    every = (spec.node_gates, spec.parameters, spec.options)
+    known = {i.name for mode in spec.modes for inputs in every for i in inputs(mode)}
+    if unknown := sorted(map(str, gates.keys() - known)):
+        raise ValueError(
+            f"gates: {', '.join(unknown)} is no gate of {spec.name!r}; it has {', '.join(sorted(known)) or 'none'}"
+        )
     missing = spec.required[part.gate_mode] - {i.name for i in spec.node_gates(part.gate_mode)} - gates.keys()
     if missing:
         raise ValueError(
@@ -251,6 +262,9 @@ def _part(
             sizes = i.sizes((chain.k.shape[-2], chain.v.shape[-2]), (chain.k.shape[-1], chain.v.shape[-1]))
             if given.shape != sizes:
                 check.wrong_shape(f"gates['{i.name}']", given, sizes, "that of the calls")
+            check.check_last_stride(f"gates['{i.name}']", given)
+    for i in spec.options(part.gate_mode):
+        check.check_option(i, gates.get(i.name, i.default))
     return CallContext.of_gates(spec, part.gate_mode, gates, l2norm).apply(part)
 
 

@@ -12,7 +12,9 @@ from bole_runtime.state.config import StateConfig
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.layout import token_layout
 from bole_runtime.state.packing import Separate, SlotMajor
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate import check_state
+from bole_runtime.validate_memory import check_apart
 
 
 class RequestState:
@@ -126,7 +128,7 @@ def check_pools(
 
     Raises:
         TypeError: a wrong type or dtype.
-        ValueError: a wrong number, device, shape or stride.
+        ValueError: a wrong number, device, shape or stride, or memory that two slots or two pools share.
     """
     for name, given in (("pools", pools), ("conv_pools", conv_pools)):
         if given is not None and not isinstance(given, (list, tuple)):
@@ -143,6 +145,8 @@ def check_pools(
         shape = (config.slots, layer.channels, layer.conv_width - 1) if layer.conv_width else None
         if conv is not None and not isinstance(conv, torch.Tensor):
             raise TypeError(f"conv_pools[{n}]: expected a torch.Tensor or None, got {type(conv).__name__}")
+        if conv is not None:
+            check_dense(f"conv_pools[{n}]", conv)
         given_shape = None if conv is None else tuple(conv.shape)
         if given_shape != shape:
             raise ValueError(f"conv_pools[{n}]: expected {shape or 'None'}, got {given_shape}")
@@ -150,10 +154,11 @@ def check_pools(
             raise ValueError(
                 f"conv_pools[{n}]: {conv.dtype} on {conv.device}, expected {config.conv_dtype} on {device}"
             )
+    own: list[tuple[str, torch.Tensor]] = []
     for name, given in (("pools", pools), ("conv_pools", conv_pools)):
-        own = [(n, pool) for n, pool in enumerate(given or ()) if pool is not None]
-        for n, pool in own:
-            if any(s == 0 and size > 1 for s, size in zip(pool.stride(), pool.shape, strict=True)):
-                raise ValueError(f"{name}[{n}]: expanded (stride 0), so slots share memory; every slot needs its own")
-        if len({pool.data_ptr() for _, pool in own}) != len(own):
+        named = [(f"{name}[{n}]", pool) for n, pool in enumerate(given or ()) if pool is not None]
+        if config.slots and len({pool.data_ptr() for _, pool in named}) != len(named):
             raise ValueError(f"{name}: two layers share a pool; every layer needs its own")
+        own += named
+    if own:
+        check_apart(own, ())

@@ -18,6 +18,7 @@ from bole_runtime.state.commits import PreparedLayers, prepare_layers
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.kernels import Kernels
 from bole_runtime.tree import TreeBatch
+from bole_runtime.tree.check import checks_values
 
 if TYPE_CHECKING:
     from bole_runtime.state.manager import StateManager
@@ -41,6 +42,7 @@ class Round:
             and under ``eager``, which commits every row.
     """
 
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def __init__(self, manager: StateManager, tree: TreeBatch, slots: torch.Tensor) -> None:
         config = manager.config
         self.tree, self.slots = tree, slots
@@ -188,7 +190,7 @@ class Round:
             missing = [n for n, f in enumerate(self._inputs) if f is not None and not self._convolved[n]]
             if missing:
                 raise ValueError(f"layers {missing} were not convolved in this round; a commit takes all of them")
-        if tree.device.type == "cpu" if validate is None else validate:
+        if checks_values(validate, tree.device):
             values.check_status(tree)
             values.check_slots(self.slots, manager.config.slots)
             values.check_accepted(accepted, self.slots, tree)

@@ -11,6 +11,7 @@ from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.state.config import StateConfig
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.request import RequestState
+from bole_runtime.tree.check import check_dense
 
 
 @dataclass(frozen=True, eq=False)
@@ -91,7 +92,7 @@ def import_slot(
     pairs: list[tuple[torch.Tensor, torch.Tensor]] = []
     _check_count("states", states, len(request.pools))
     for n, (pool, state) in enumerate(zip(request.pools, states, strict=True)):
-        _check_data(f"states[{n}]", state)
+        _check_data(f"states[{n}]", state, pool)
         target = pool[slot].transpose(-1, -2) if swap else pool[slot]
         if state.shape != target.shape:
             raise ValueError(
@@ -104,21 +105,27 @@ def import_slot(
             if (conv is None) != (given is None):
                 raise ValueError(f"conv_states[{n}]: expected {'None' if conv is None else 'a tensor'}")
             if conv is not None and given is not None:
-                _check_data(f"conv_states[{n}]", given)
+                _check_data(f"conv_states[{n}]", given, conv)
                 if given.shape != conv.shape[1:]:
                     raise ValueError(
                         f"conv_states[{n}]: expected shape {tuple(conv.shape[1:])}, got {tuple(given.shape)}"
                     )
                 pairs.append((conv[slot], given))
+    written = {target.untyped_storage().data_ptr() for target, _ in pairs}
     with torch.no_grad():
-        for target, value in pairs:
+        # Views of the manager's own memory are read before anything is written.
+        ready = [(t, v.clone() if v.untyped_storage().data_ptr() in written else v) for t, v in pairs]
+        for target, value in ready:
             target.copy_(value)
     request.counters.clear(slot)
 
 
-def _check_data(name: str, given: object) -> None:
+def _check_data(name: str, given: object, pool: torch.Tensor) -> None:
     if not isinstance(given, torch.Tensor):
         raise TypeError(f"{name}: expected a torch.Tensor, got {type(given).__name__}")
+    check_dense(name, given)
+    if given.is_meta and not pool.is_meta:
+        raise ValueError(f"{name}: on the meta device, so it holds nothing to copy")
     if given.dtype not in DATA_DTYPES:
         raise TypeError(f"{name}: dtype {given.dtype} is not allowed; allowed: {', '.join(map(str, DATA_DTYPES))}")
 

@@ -119,6 +119,12 @@ class _RawFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=
     entries: Annotated[list[msgspec.Raw], Meta(max_length=20_000)]
 
 
+class _VersionOnly(msgspec.Struct, frozen=True):
+    """Read first: another version has other fields as well."""
+
+    schema_version: int
+
+
 class _Op(msgspec.Struct, frozen=True):
     op: str = ""
 
@@ -152,12 +158,14 @@ def load_bad(path: Path) -> BadFile | None:
     try:
         if path.stat().st_size > MAX_FILE_BYTES:
             raise ValueError(f"known-bad list {path} is larger than {MAX_FILE_BYTES} bytes")
-        found = _decode(path.read_bytes())
+        data = path.read_bytes()
+        if msgspec.json.decode(data, type=_VersionOnly).schema_version != BAD_VERSION:
+            return None
+        return _decode(data)
     except OSError:
         return None
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"known-bad list {path}: {error}") from error
-    return found if found.schema_version == BAD_VERSION else None
 
 
 def place_of(problem: Specialisation, config: Config) -> tuple[object, ...]:

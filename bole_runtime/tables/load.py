@@ -76,6 +76,12 @@ class _RawFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     entries: list[msgspec.Raw]
 
 
+class _VersionOnly(msgspec.Struct, frozen=True):
+    """What a file of any version has: read first, since another version has other fields as well."""
+
+    schema_version: int
+
+
 class _Op(msgspec.Struct, frozen=True):
     """What tells which schema an entry has."""
 
@@ -150,14 +156,15 @@ def _read(path: Path) -> bytes:
 
 def _header(path: Path, data: bytes) -> tuple[Header, list[msgspec.Raw]]:
     try:
-        raw = msgspec.json.decode(data, type=_RawFile)
+        version = msgspec.json.decode(data, type=_VersionOnly).schema_version
+        raw = None if version != SCHEMA_VERSION else msgspec.json.decode(data, type=_RawFile)
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise TableError(path, *_split(error, "")) from error
-    if raw.schema_version != SCHEMA_VERSION:
+    if raw is None:
         raise TableError(
             path,
             "schema_version",
-            f"{raw.schema_version} is not {SCHEMA_VERSION}, the version that this release reads; "
+            f"{version} is not {SCHEMA_VERSION}, the version that this release reads; "
             "write the table again with this release's bole-tune",
         )
     if len(raw.entries) > MAX_ENTRIES:

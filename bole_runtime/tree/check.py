@@ -18,6 +18,17 @@ def check_dense(name: str, tensor: torch.Tensor) -> None:
         raise TypeError(f"{name}: expected a dense tensor (torch.strided, not nested), got {nested}{tensor.layout}")
 
 
+def checks_values(validate: object, device: torch.device) -> bool:
+    """Return whether a call looks at values: as asked, by default on the CPU only, where it costs no sync.
+
+    Raises:
+        TypeError: neither a bool nor None.
+    """
+    if validate is not None and not isinstance(validate, bool):
+        raise TypeError(f"validate: expected a bool or None, got {type(validate).__name__}")
+    return device.type == "cpu" if validate is None else validate
+
+
 def check_index_tensor(name: str, tensor: object, dims: int) -> torch.Tensor:
     """Return ``tensor`` if it is an int32 or int64 tensor of ``dims`` dimensions.
 

@@ -7,7 +7,7 @@ import torch
 from bole_runtime.backend_choice import backend_name
 from bole_runtime.tree.access import mask_of, path_of, rows_of
 from bole_runtime.tree.build_torch import PADDING, as_int32, words_of
-from bole_runtime.tree.check import check_capacity, check_index_tensor
+from bole_runtime.tree.check import check_capacity, check_index_tensor, checks_values
 from bole_runtime.tree.links import parents_from_links, parents_from_table
 from bole_runtime.tree.update import plan, store
 
@@ -51,6 +51,7 @@ class TreeBatch:
         "max_total", "offsets", "parents", "status",
     )  # fmt: skip
 
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def __init__(
         self,
         max_batch: int,
@@ -84,7 +85,7 @@ class TreeBatch:
         self.max_total = check_capacity("max_total", total, 0, 2**31 - 1)
         self.status = torch.zeros(1, dtype=torch.int32, device=device)
         self.device = self.status.device
-        self._validate = self.device.type == "cpu" if validate is None else validate
+        self._validate = checks_values(validate, self.device)
         rows: tuple[int, ...] = (total,) if self.is_packed else (max_batch, max_nodes)
         self.lead = rows
         self.parents = torch.full(rows, PADDING, dtype=torch.int32, device=device)

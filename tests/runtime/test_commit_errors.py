@@ -104,7 +104,18 @@ CASES: list[tuple[str, dict[str, Any], type[Exception], str]] = [
     ("slots high", {"slots": torch.tensor([3, 5])}, ValueError, r"slots\[1\] = 5 is outside"),
     ("slots twice", {"slots": torch.tensor([3, 3])}, ValueError, "slots: requests 0 and 1 both commit to slot 3"),
     ("precision", {"precision": "exact"}, ValueError, "precision: 'exact' is not allowed"),
-]
+    ("validate", {"validate": "no"}, TypeError, "validate: expected a bool or None, got str"),
+    *(
+        (f"edited {name}", {"factors": FACTORS.replace(**edit)}, error, message)
+        for name, edit, error, message in (
+            ("gate stride", {"gates": {**FACTORS.gates, "g": torch.zeros(B, N, 2 * HV)[..., ::2]}}, ValueError,
+             r"factors\[0\]\.gates\['g'\]: the last dimension must be contiguous .stride 1., got stride 2"),
+            ("beta_scale", {"beta_scale": float("nan")}, ValueError, r"factors\[0\]\.beta_scale: nan is not finite"),
+            ("beta_scale type", {"beta_scale": "x"}, TypeError, r"factors\[0\]\.beta_scale: expected a Python float"),
+            ("options", {"options": None}, TypeError, r"factors\[0\]\.options: expected a mapping"),
+        )
+    ),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("change", "error", "message"), [c[1:] for c in CASES], ids=[c[0] for c in CASES])
@@ -123,6 +134,28 @@ def test_padding_rows_may_hold_anything() -> None:
         call(slots=torch.tensor([3, -1]), accepted=torch.tensor([3, 99]))
     with pytest.raises(AssertionError, match="the backend was reached"):
         call(slots=torch.tensor([-1, -1]))
+
+
+@pytest.mark.parametrize("layer", [0, 1])
+def test_parameters_of_edited_factors(layer: int) -> None:
+    made = Factors.allocate(
+        TREE, key_heads=HK, value_heads=HV, dk=DK, dv=DV, dtype=torch.float32, recurrence="kda", gate_mode="raw"
+    )
+    whole = {**made.gates, "A_log": torch.zeros(HV), "dt_bias": torch.zeros(HV, DK)}
+    good = made.replace(gates=whole, options={"lower_bound": -5.0})
+    for edit, message in (
+        ({"gates": {**whole, "A_log": torch.zeros(2 * HV)[::2]}}, r"gates\['A_log'\]: the last dimension"),
+        (
+            {"gates": {**whole, "dt_bias": torch.zeros(DK, HV).T}},
+            r"gates\['dt_bias'\]: the last dimension must be cont",
+        ),
+        ({"options": {"lower_bound": 5.0}}, r"options\['lower_bound'\]: 5.0 is not allowed; allowed: -inf to 0.0"),
+        ({"options": {"lower_bound": float("nan")}}, r"options\['lower_bound'\]: nan is not finite"),
+    ):
+        parts = [good, good]
+        parts[layer] = good.replace(**edit)
+        with pytest.raises(ValueError, match=rf"factors\[{layer}\]\.{message}"):
+            call(pool=[pool(), pool()], factors=parts)
 
 
 def test_layers_share_a_tree_and_no_pool() -> None:

@@ -42,7 +42,7 @@ def test_rings_over_factors_and_one_another() -> None:
     for change, what in (
         ({"k": of_ring}, "k"),
         ({"v": of_ring}, "v"),
-        ({"gates": {"g": torch.zeros(B, N, H), "beta": of_ring[0, 0, 0, :1].expand(B, N, H)}}, r"gates\['beta'\]"),
+        ({"gates": {"g": torch.zeros(B, N, H), "beta": of_ring.flatten(2)[..., :H]}}, r"gates\['beta'\]"),
     ):
         match = rf"^factors\[1\]\.pending\.k: overlaps factors\[1\]\.{what} in memory"
         with pytest.raises(ValueError, match=match):

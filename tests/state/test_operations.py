@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import math
 import random
 from typing import Any
 
@@ -9,6 +11,7 @@ import pytest
 import torch
 from bole_testing.cases.base import Setup, make_inputs, make_pending
 from bole_testing.close import assert_close, assert_same_bits
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 import bole_runtime
 from bole_runtime import Factors, PendingChain, TreeBatch, append, commit, flush, verify
@@ -125,6 +128,7 @@ def test_append_refuses() -> None:
     accepted = torch.tensor([3, 2, -1])
     for change, message in (
         ({"limit": 9}, "limit: 9 is not allowed; allowed: 0 to the capacity of the chains, 8"),
+        ({"limit": True}, "limit: True is not allowed"),
         ({"factors": part.replace(pending=None)}, "verified without a pending chain"),
         ({"accepted": torch.tensor([4, 2, -1])}, r"accepted\[0\] = 4 is outside"),
         ({"slots": torch.tensor([3, 3, -1])}, "both commit to slot 3"),
@@ -160,6 +164,27 @@ def test_flush_names_what_is_wrong_with_the_gates() -> None:
         ([5], TypeError, r"gates\[0\]: expected a mapping"),
         (5, TypeError, "gates: expected a mapping"),
         ([whole, whole], ValueError, "gates: 2 for 1 layers"),
+        (
+            {**whole, "A_log": torch.zeros(4)[::2]},
+            ValueError,
+            r"gates\['A_log'\]: the last dimension must be contiguous",
+        ),
+        (
+            {**whole, "dt_bias": torch.zeros(8, 2).T},
+            ValueError,
+            r"gates\['dt_bias'\]: the last dimension must be contig",
+        ),
+        ({**whole, "lower_bound": math.nan}, ValueError, r"gates\['lower_bound'\]: nan is not finite"),
+        (
+            {**whole, "lower_bound": 5.0},
+            ValueError,
+            r"gates\['lower_bound'\]: 5.0 is not allowed; allowed: -inf to 0.0",
+        ),
+        ({**whole, "lower_bound": True}, TypeError, r"gates\['lower_bound'\]: expected a Python float"),
+        ({**whole, "lower_bound": "-5"}, TypeError, r"gates\['lower_bound'\]: expected a Python float"),
+        ({**whole, "lower_bound": -(10**400)}, ValueError, r"gates\['lower_bound'\]: inf is not finite"),
+        ({**whole, "beta_scale": torch.tensor(2.0)}, TypeError, r"gates\['beta_scale'\]: expected a Python float"),
+        ({**whole, "lowerbound": -5.0}, ValueError, "gates: lowerbound is no gate of 'kda'; it has A_log, "),
     ]
     for gates, error, message in cases:
         with pytest.raises(error, match=message):
@@ -175,3 +200,31 @@ def test_flush_names_what_is_wrong_with_the_gates() -> None:
     flush([other], slots, [chain], recurrence="kda", gates=[whole])
     assert torch.equal(pool, other)
     assert not torch.equal(pool[1], torch.ones(2, 8, 8))  # raw gates of 0 decay it
+
+
+def test_trees_without_a_row_append_nothing() -> None:
+    tree = TreeBatch.from_packed(torch.zeros(0, dtype=torch.int32), torch.zeros(3, dtype=torch.int32), max_nodes=4)
+    _, chain = layer()
+    q, v = torch.zeros(0, 1, 8), torch.zeros(0, 2, 8)
+    gates = {name: torch.zeros(0, 2) for name in ("g", "beta")}
+    pool, slots = torch.ones(4, 2, 8, 8), torch.tensor([1, 2])
+    chain = PendingChain(
+        torch.zeros(4, 8, 1, 8), torch.zeros(4, 8, 2, 8), {n: torch.zeros(4, 8, 2) for n in gates}, chain.length,
+        chain.start,
+    )  # fmt: skip
+    _, part = verify(q, q, v, gates=gates, state=pool, slots=slots, tree=tree, pending=chain)
+    assert append(pool, slots, part, torch.tensor([-1, -1])).tolist() == [RowAction.NONE] * 2
+    assert chain.length.tolist() == [2, 6, 4, 0]
+
+
+def test_a_flush_that_was_traced_leaves_nothing_behind() -> None:
+    one, chain = layer()
+    with FakeTensorMode() as fake:
+        traced = [
+            fake.from_tensor(t) for t in (one.state, torch.tensor([1]), chain.k, chain.v, chain.length, chain.start)
+        ]
+        ring = PendingChain(*traced[2:4], {n: fake.from_tensor(t) for n, t in chain.gates.items()}, *traced[4:])
+        with contextlib.suppress(Exception):
+            flush(traced[0], traced[1], ring, validate=False)
+    flush(one.state, torch.tensor([1]), chain)
+    assert chain.length.tolist() == [2, 0, 4, 0]

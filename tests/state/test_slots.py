@@ -149,6 +149,7 @@ REFUSED: list[tuple[str, tuple[Any, ...], type[Exception], str]] = [
     ("import_states", (0, []), ValueError, "states: 0 for 1 layers"),
     ("import_states", (0, [torch.zeros(2, 8, 7)]), ValueError, r"states\[0\]: expected shape \(2, 8, 8\)"),
     ("import_states", (0, [torch.zeros(2, 8, 8)], [None]), ValueError, r"conv_states\[0\]: expected a tensor"),
+    ("import_states", (0, [torch.zeros(2, 8, 8, device="meta")]), ValueError, r"states\[0\]: on the meta device"),
     ("round", (3, torch.zeros(2)), TypeError, "tree: expected a TreeBatch, got int"),
     ("round", (TreeBatch(3, 4), torch.zeros(3)), ValueError, "tree: max_batch = 3 is above the manager's 2"),
     ("round", (TreeBatch(2, 5), torch.zeros(2)), ValueError, "tree: max_nodes = 5 is above the manager's 4"),
@@ -167,6 +168,13 @@ def test_refused(name: str, arguments: tuple[Any, ...], error: type[Exception], 
     with pytest.raises(error, match=message):
         call(m, name, *arguments)
     assert m.used_slots == {0}
+
+
+@pytest.mark.parametrize("device", ["xyz", "meta"])
+def test_a_snapshot_wants_a_device_that_holds_it(device: str) -> None:
+    m = manager()
+    with pytest.raises(ValueError, match=r"^device: "):
+        m.snapshot(m.allocate(), device=device)
 
 
 def test_rounds_refuse_what_is_out_of_order() -> None:
@@ -265,3 +273,24 @@ def test_layers_refused() -> None:
     ):
         with pytest.raises(error, match=message):
             LayerGeometry(*arguments)  # type: ignore[arg-type]
+
+
+def test_a_slot_takes_the_states_of_another_as_views() -> None:
+    m = manager()
+    slot = m.allocate()
+    (pool,) = m.request.pools
+    pool.copy_(torch.arange(pool.numel()).view_as(pool))
+    want = pool[slot].clone()
+    m.import_states(slot, [pool[slot]], layout="dk_dv")  # read as [dk, dv]: transposed in place
+    assert_same_bits("transposed", pool[slot], want.transpose(-1, -2))
+
+
+def test_what_is_made_under_inference_mode_lives_on() -> None:
+    with torch.inference_mode():
+        m, tree = manager(), TreeBatch(2, 4)
+        m.allocate()
+        rnd = m.round(tree, torch.tensor([0, -1], dtype=torch.int32))
+    tree.update_(torch.tensor([[-1, 0, 0, 1], [-1, 0, 1, 2]]))
+    kept = m.buffers._layers[0]
+    made = [tree.parents, tree.status, *m.request.pools, *(t for t in kept if isinstance(t, torch.Tensor)), rnd.actions]
+    assert not any(t.is_inference() for t in made)

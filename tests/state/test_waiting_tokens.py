@@ -161,6 +161,26 @@ def test_states_with_a_gradient_leave_the_pools_without_one() -> None:
             r"pools\[0\]: expanded \(stride 0\)",
         ),
         ({"conv_pools": [torch.zeros(3, 64, 3)] * 2}, ValueError, "conv_pools: two layers share a pool"),
+        (
+            {"pools": [(whole := torch.zeros(5, 2, 16, 16))[:3], whole[1:4]]},
+            ValueError,
+            r"pools\[0\]: overlaps pools\[1\]",
+        ),
+        (
+            {"pools": [torch.zeros(2000).as_strided((3, 2, 16, 16), (256, 256, 16, 1)), torch.zeros(3, 2, 16, 16)]},
+            ValueError,
+            r"pools\[0\]: overlaps itself",
+        ),
+        ({"conv_pools": [(convs := torch.zeros(4, 64, 3))[:3], convs[1:]]}, ValueError, r"conv_pools\[0\]: overlaps"),
+        (
+            {
+                "pools": [(one := torch.zeros(3, 2, 16, 16)), torch.zeros(3, 2, 16, 16)],
+                "conv_pools": [one.view(-1)[:576].view(3, 64, 3), torch.zeros(3, 64, 3)],
+            },
+            ValueError,
+            r"pools\[0\]: overlaps conv_pools\[0\]",
+        ),
+        ({"conv_pools": [torch.zeros(3, 64, 3).to_sparse(), torch.zeros(3, 64, 3)]}, TypeError, "expected a dense"),
         ({"conv_pools": [[1], None]}, TypeError, r"conv_pools\[0\]: expected a torch.Tensor or None, got list"),
     ],
 )
@@ -173,6 +193,8 @@ def test_pools_that_share_memory_are_refused(change: dict[str, Any], error: type
 @pytest.mark.parametrize(
     ("states", "convs", "message"),
     [
+        ([torch.ones(2, 16, 16).to_sparse()], None, r"states\[0\]: expected a dense tensor"),
+        ([torch.ones(2, 16, 16)], [torch.ones(64, 3).to_sparse()], r"conv_states\[0\]: expected a dense tensor"),
         ([torch.ones(2, 16, 16, dtype=torch.complex64)], None, r"states\[0\]: dtype torch.complex64 is not allowed"),
         ([torch.ones(2, 16, 16)], [[1]], r"conv_states\[0\]: expected a torch.Tensor, got list"),
     ],

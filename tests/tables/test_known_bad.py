@@ -142,3 +142,10 @@ def test_the_search_does_not_run_what_is_listed_and_lists_what_fails(tmp_path: P
     object.__setattr__(third._env, "known_bad", KnownBad([tmp_path], "h200", "3.6.1", fresh=True))
     third.run(search_fakes.targets((1,)))
     assert saved[0].params["BV"] == 64
+
+
+def test_a_list_of_another_version_is_not_looked_into(tmp_path: Path) -> None:
+    path = bad_path(tmp_path, "h200", "3.6.1")
+    path.parent.mkdir(parents=True)
+    path.write_text('{"schema_version": 999, "later": true}')
+    assert load_bad(path) is None

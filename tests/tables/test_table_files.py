@@ -94,6 +94,7 @@ def test_a_bad_entry_is_skipped_with_its_reason(tmp_path: Path, change: Any, fie
         (lambda d: d.pop("gpu"), "gpu"),
         (lambda d: d.update(extra=1), "extra"),
         (lambda d: d.update(schema_version=99), "schema_version"),
+        (lambda d: d.update(schema_version=99, entries={}, later="field"), "schema_version"),
         (lambda d: d["gpu"].update(key="../h200"), "gpu.key"),
         (lambda d: d["gpu"].update(clocks="a\nb"), "gpu.clocks"),
         (lambda d: d["gpu"].update(compute_capability=[9]), "gpu.compute_capability"),

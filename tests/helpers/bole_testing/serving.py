@@ -262,7 +262,11 @@ class Server:
                 q, k, v, gates=gates, state=self.oracle.states[n], slots=made.slots.cpu(), tree=tree,
                 recurrence=layer.spec,
             )  # fmt: skip
-            assert_close(f"output of layer {n}", out[~dead], exact[~dead], self.output_bound)
+            # The output of few nodes can cancel (a key at right angles to a query): rounding then is that of its terms.
+            usual = float(v[~dead].double().norm()) * layer.dk**-0.5
+            least = max(float(exact[~dead].norm()), 0.01 * usual)
+            bound = self.output_bound * least / max(float(exact[~dead].norm()), 1e-30)
+            assert_close(f"output of layer {n}", out[~dead], exact[~dead], bound)
         mode = next(m for m in layer.spec.modes if layer.spec.required[m] <= gates.keys())
         floats = {i.name: i.default for i in layer.spec.options(mode)}
         scale = floats.pop("beta_scale", 1.0)
