@@ -13,7 +13,7 @@ from bole_runtime.kernels.variants import get_variant
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 VARIANTS = {
-    "steps": get_variant("commit", "steps").config({"bv": 32, "warps": 1}),
+    "steps": get_variant("commit", "steps").config({"bv": 32, "warps": 1, "tiles": 1}),
     "blocks": get_variant("commit", "blocks").config({"bv": 32, "block": 4, "warps": 1}),
     "path": get_variant("commit", "path").config(
         {"bv": 32, "chunk": 16, "dot": "tf32x3", "solve": "tf32x3", "warps": 1}

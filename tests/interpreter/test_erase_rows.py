@@ -151,7 +151,7 @@ def test_rows_too_large_to_square(name: str, mode: str) -> None:
 @pytest.mark.parametrize("name", NAMES)
 def test_rows_do_what_their_action_says(name: str, mode: str) -> None:
     setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), FP32, FP32, "lossless")
-    variant = get_variant("commit", "steps").config({"bv": 32, "warps": 1})
+    variant = get_variant("commit", "steps").config({"bv": 32, "warps": 1, "tiles": 1})
     assert check_actions(setup, 2, mode=mode, variant=variant, family=name) == {0, 1, 2, 3}
 
 

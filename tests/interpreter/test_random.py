@@ -19,6 +19,7 @@ PINS = st.sampled_from(
         Pin("two_stage", (("bv", 16),), commit=(("chunk", 32), ("bv", 16))),
         Pin("two_stage", (("share", True), ("row_block", 16), ("prepare_warps", 1))),
         Pin("two_stage", (("programs", 128), ("bv", 16)), commit=(("variant", "steps"),)),
+        Pin("fused", commit=(("variant", "steps"), ("bv", 8), ("tiles", 4))),
         Pin("chunked", (("chunk", 16), ("bv", 16))),
     ]
 )

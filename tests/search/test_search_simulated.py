@@ -33,7 +33,7 @@ def test_a_quarter_of_the_evaluations_come_within_three_percent_of_all(tmp_path:
     # Commits of families that erase have few configurations.
     (target,) = sim.targets(ops=[op], families=["mamba2" if op == "commit" else "gdn"])
     names = ("steps", "path") if op == "commit" else ("fused",)
-    trials = 19 if op == "commit" else 30
+    trials = 21 if op == "commit" else 30
     search = sim.Simulation(
         tmp_path / "j", Surface(seed=seed, faulty=FAULTS), variants=sim.few(*names), trials=trials, rounds=3, anchors=1
     )

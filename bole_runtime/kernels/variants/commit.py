@@ -67,6 +67,10 @@ def layer_plans(
     template: str, what: str, problem: Problem, config: Config, sizes: dict[str, tuple[Any, str]], **more: Any
 ) -> tuple[KernelPlan, ...]:
     """The same text with pointers from arguments (one layer) or from a table in device memory (all layers)."""
+    tiles = config.as_dict().get("tiles", 1)
+    assert isinstance(tiles, int)
+    # A kernel of one tile is named as it was before there could be more.
+    line = Config(config.variant, tuple(p for p in config.params if p != ("tiles", 1)))
     pointers = list(zip((a.name for a in commit_pointers(problem)), _element_types(problem), strict=True))
     plans = []
     for table in (False, True):
@@ -75,13 +79,15 @@ def layer_plans(
             problem,
             {
                 "NODES": (problem.nodes, "nodes of a request"),
-                "BV": (config["bv"], "value columns of a program"),
+                "BV": (config["bv"], "value columns of a tile" if tiles > 1 else "value columns of a program"),
+                **({"TILES": (tiles, "tiles of a program, one after the other")} if tiles > 1 else {}),
                 **_ACTIONS,
                 **sizes,
             },
             TABLE=table,
+            **({"TILES": 1} if tiles == 1 else {}),
             spec_line=c.spec_line(problem, state=table),
-            config_line=f"{config} {'layer table' if table else 'one layer'}",
+            config_line=f"{line} {'layer table' if table else 'one layer'}",
             pointer_args=pointers,
             **more,
         )
@@ -92,7 +98,9 @@ def layer_plans(
 
 def grids(problem: Problem, config: Config, batch: int, heads: int) -> tuple[tuple[int, ...], ...]:
     """Grids of both plans. ``batch`` counts the rows of all layers."""
-    grid = (batch * heads, -(-problem.dv // config["bv"]))
+    tiles = config.as_dict().get("tiles", 1)
+    assert isinstance(tiles, int)
+    grid = (batch * heads, -(-problem.dv // (config["bv"] * tiles)))
     return grid, grid
 
 

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from bole_runtime.kernels.problem import Problem
-from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Variant
+from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.commit import grids, layer_plans, no_workspace
 
-PARAMS = (c.BV, c.WARPS)
+TILES = Param("tiles", (1, 2, 4, 8), "value tiles a program goes through, the next asked for ahead")
+PARAMS = (c.BV, c.WARPS, TILES)
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
@@ -17,6 +18,15 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     each = config["bv"] * c.power_of_two(problem.dk) // (32 * config["warps"])
     if not 4 <= each <= 128:
         return f"{each} elements of the state a thread are too few or too many"
+    if config["tiles"] > 1:
+        if problem.pending:
+            return "rows that only append to their chain are taken a tile a program"
+        if each > 64:
+            return "two tiles of the state do not fit the registers of a thread"
+        if each < 32 or config["warps"] > 2:
+            return "tiles one after the other are for programs too large to be many at once"
+        if config["tiles"] * config["bv"] > c.power_of_two(problem.dv):
+            return f"{config['tiles']} tiles of bv={config['bv']} are wider than dv={problem.dv}"
     return None
 
 
@@ -26,7 +36,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # A chain's addresses need registers too.
     columns = 8 if problem.work < gpu.sms else 16 if problem.pending else 32
     bv = max(8, min(dv, columns * 128 // dk))
-    return COMMIT_STEPS.config({"bv": bv, "warps": max(1, bv * dk // 4096)})
+    return COMMIT_STEPS.config({"bv": bv, "warps": max(1, bv * dk // 4096), "tiles": 1})
 
 
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:

@@ -63,6 +63,7 @@ GOLDENS: dict[str, Golden] = {
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),
+    "commit_steps_layers_ready_tiles": _golden("steps", {"bv": 16, "warps": 1, "tiles": 4}, 1),
     "commit_blocks_raw_lossless": _golden("blocks", {"block": 2}, gate_mode="raw"),
     "commit_blocks_kda_layers_raw_pending": _golden(
         "blocks", {"block": 2}, 1, pending=16, family="kda", group=1, gate_mode="raw"

@@ -155,6 +155,11 @@ VARIANTS: tuple[VariantEntry, ...] = (
         pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True
     ),
     make_entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    make_entry(pin("two_stage", commit={"variant": "steps", "bv": 16, "warps": 1, "tiles": 8}), nodes=40, packed=True),
+    make_entry(
+        pin("two_stage", commit={"variant": "steps", "bv": 32, "warps": 2, "tiles": 2}), dims=ODD, types=(FP32, FP32)
+    ),
+    make_entry(pin("two_stage", commit={"variant": "steps", "bv": 16, "tiles": 4}), "fast", types=(BF16, BF16)),
     make_entry(
         pin("two_stage", commit={"variant": "blocks", "block": 4, "bv": 16, "warps": 1}), nodes=30, capture=True
     ),
@@ -187,7 +192,7 @@ class FamilyEntry:
 
 _SSD = {"dims": (128, 64), "heads": (1, 16)}
 _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
-_BLOCKS = {"variant": "blocks", "block": 2}
+_BLOCKS, _TILES = {"variant": "blocks", "block": 2}, {"variant": "steps", "bv": 16, "warps": 1, "tiles": 4}
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", make_entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
@@ -199,6 +204,8 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", make_entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
     FamilyEntry("mamba2", make_entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
     FamilyEntry("lightning", make_entry(pin("fused", commit=_STEPS), mode="ready")),
+    FamilyEntry("mamba2", make_entry(pin("fused", commit=_TILES), **_SSD)),
+    FamilyEntry("kda", make_entry(pin("slices", commit=_TILES), heads=(2, 2), mode="ready")),
     FamilyEntry(
         "lightning", make_entry(pin("two_stage", programs=128, bv=64, commit=_PATH), "fast", mode="ready", pending=16)
     ),
