@@ -22,12 +22,14 @@ class Param:
         choices: every value it may ever take. A value outside is refused before it reaches a template.
         doc: one line for people.
         ordered: whether the choices are ordered (powers of two), which a sampler can use.
+        usual: its value in tables from before it was there; None for a parameter that they name.
     """
 
     name: str
     choices: tuple[Value, ...]
     doc: str
     ordered: bool = True
+    usual: Value | None = None
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,7 @@ class KernelPlan:
         arguments: of the kernel, in order.
         scratch: the scratch buffers that its variant allocates (the others are None in a launch).
         pdl: launched while the kernel before it still runs (programmatic dependent launch).
+        registers: the most that a thread may take; 0 for as many as there are.
     """
 
     template: str
@@ -85,6 +88,7 @@ class KernelPlan:
     arguments: tuple[Argument, ...]
     scratch: tuple[str, ...] = ()
     pdl: bool = False
+    registers: int = 0
 
     @property
     def options(self) -> dict[str, Any]:
@@ -92,6 +96,8 @@ class KernelPlan:
         options: dict[str, Any] = {"num_warps": self.num_warps, "num_stages": self.num_stages}
         if self.pdl:
             options["launch_pdl"] = True
+        if self.registers:
+            options["maxnreg"] = self.registers
         return options
 
 
@@ -114,6 +120,8 @@ class Variant:
             ``check`` refuses, so that whoever lists configurations need not try it on everything, and leave out what
             is valid but never better.
         starts: changes to the default that a search tries first.
+        spills: bytes a thread that a kernel may keep in local memory and still be worth a measurement. A few come from
+            the ABI; more are spills, which cost every program unless they lie in code that is seldom run.
     """
 
     name: str
@@ -129,6 +137,7 @@ class Variant:
     workspace: Callable[[Any, Config, int, int], tuple[int, int]]
     narrow: Callable[[Any, GpuLimits], Mapping[str, Callable[[Any], bool]]] = lambda problem, gpu: {}
     starts: tuple[Mapping[str, Value], ...] = ()
+    spills: int = 64
 
     def config(self, values: Mapping[str, Value]) -> Config:
         """Build a Config, checking names and values against the declaration.
@@ -141,9 +150,9 @@ class Variant:
             raise ValueError(f"variant {self.name!r} has no parameter {sorted(extra)[0]!r}")
         items: list[tuple[str, Value]] = []
         for p in self.params:
-            if p.name not in values:
+            value = values.get(p.name, p.usual)
+            if value is None:
                 raise ValueError(f"variant {self.name!r} needs a value for parameter {p.name!r}")
-            value = values[p.name]
             if not any(type(value) is type(c) and value == c for c in p.choices):
                 raise ValueError(f"{self.name}.{p.name} = {value!r} is not one of {p.choices}")
             items.append((p.name, value))

@@ -21,8 +21,6 @@ PATIENCE = 8.0
 LEAST = 20.0
 #: Kernels compiled before the limit adapts.
 ENOUGH = 8
-#: Bytes a thread may keep in local memory; a few come from the ABI, more are spills that cost every program.
-SPILL_LIMIT = 64
 
 Render = Callable[[Specialisation, Config], Sequence[Any]]
 Compiled = KernelResources | Failed
@@ -112,7 +110,7 @@ class Compiler:
         return result
 
 
-def spilled(resources: Sequence[KernelResources]) -> Failed | None:
-    """Return why a candidate does not count if it spills registers."""
+def spilled(resources: Sequence[KernelResources], limit: int) -> Failed | None:
+    """Return why a candidate does not count if it spills more bytes than its variant may."""
     most = max((r.spill_bytes for r in resources), default=0)
-    return Failed("spills", f"spills {most} bytes a thread") if most > SPILL_LIMIT else None
+    return Failed("spills", f"spills {most} bytes a thread") if most > limit else None

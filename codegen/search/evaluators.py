@@ -16,6 +16,7 @@ from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
+from bole_runtime.kernels.variants import get_variant
 
 #: Seconds for a compiled candidate to pass its check; a check takes a small part of one.
 CHECK_LIMIT = 45.0
@@ -135,7 +136,7 @@ class MeasuredEvaluator:
         compiled = await self._compiler.candidate(problem, config)
         if isinstance(compiled, Failed):
             return compiled
-        failed = None if keep else spilled(compiled)
+        failed = None if keep else spilled(compiled, get_variant(problem.op, config.variant).spills)
         if failed is not None:
             return failed
         result = await self._call(self._checkers, Job("gate", (problem, config), CHECK_LIMIT, "check"))

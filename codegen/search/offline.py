@@ -57,7 +57,7 @@ class OfflineEvaluator:
         compiled = await self._compiled(problem, config)
         if isinstance(compiled, Failed):
             return compiled
-        failed = None if keep else spilled(compiled)
+        failed = None if keep else spilled(compiled, self._variant_of(problem.op, config.variant).spills)
         return failed or Screened(None, compiled)
 
     async def confirm(self, problem: Specialisation, config: Config) -> Screening:

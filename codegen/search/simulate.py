@@ -151,7 +151,7 @@ class SimulatedEvaluator:
         fault = None if self._good(config) else self._surface.fault(problem, config)
         await self._compile(problem, config, COMPILE_LIMIT if fault == "slow" else None)
         if fault == "spills":
-            failed = spilled([KernelResources(0, 255, 400)])
+            failed = spilled([KernelResources(0, 255, 4000)], self._variant_of(problem.op, config.variant).spills)
             if failed is not None and not keep:
                 return failed
         elif fault in _AT_COMPILE:

@@ -10,7 +10,6 @@ import pytest
 
 import bole_tuned
 from bole_codegen.render import RenderedKernel, render
-from bole_codegen.search.compiler import SPILL_LIMIT
 from bole_runtime import gpus
 from bole_runtime.kernels import Config, Problem
 from bole_runtime.kernels.variants import all_variants, get_variant
@@ -86,7 +85,7 @@ PLAIN = USUAL.replace(group=1, gate_mode="ready", qk_l2norm=False)
 )
 def test_other_families(name: str, problem: Problem) -> None:
     # A few bytes outside of loops are the price of one more program on a multiprocessor: the fastest on an H200.
-    limit = SPILL_LIMIT if name == "two_stage_slices" else 0
+    limit = 64 if name == "two_stage_slices" else 0
     for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:
         assert compile_offline(kernel, problem, H200).spill_bytes <= limit, kernel.name
 

@@ -49,7 +49,7 @@ PROBLEMS: dict[str, tuple[Pin, Draw]] = {
         pin("two_stage_slices", programs=128, prefetch=False, bv=16, commit=STEPS),
         draw((11, 3), TWO, (24, 40)),
     ),
-    "two kernels, many": (pin("two_stage_slices", bv=32, slice=64, commit=STEPS), draw((50, 33), ONE, (72, 24))),
+    "two kernels, many": (pin("two_stage_slices", bv=32, slice=32, commit=STEPS), draw((50, 33), ONE, (72, 24))),
 }
 
 
@@ -102,7 +102,7 @@ def test_one_huge_gate_costs_nothing_below_it(name: str) -> None:
 @pytest.mark.parametrize("gate", [-0.999, -1.25, -1.3])
 def test_gates_that_add_up(gate: float) -> None:
     # Down 64 nodes: sums of fractions alone, the widest range of a common reference, and one beyond it.
-    setup = pinned_setup(pin("two_stage_slices", bv=16, slice=64, commit=STEPS), "cpu", FP32, FP32, "lossless")
+    setup = pinned_setup(pin("two_stage_slices", bv=16, commit=STEPS), "cpu", FP32, FP32, "lossless")
     tree = dense_tree(setup, [list(range(-1, 63))])
     inputs = family_inputs(
         setup, FAMILIES["kda"], tree, heads=(1, 1), dims=(64, 16), gates={"g": torch.full((1, 64, 1, 64), gate)}
@@ -176,9 +176,7 @@ def test_other_variants_and_more_rows_are_refused() -> None:
         assert reason == "family 'kda' has a decay a key channel, which this variant does not take"
     assert "miscompiles most of these kernels of 64 rows" in str(get_variant("verify", "slices").applies(problem))
     assert get_variant("verify", "slices").applies(problem.replace(nodes=32)) is None
-    assert "over less than 64 channels" in str(
-        get_variant("verify", "two_stage_slices").applies(problem.replace(dk=32))
-    )
+    assert get_variant("verify", "two_stage_slices").applies(problem.replace(dk=32)) is None
     assert served(problem)
     assert not served(problem.replace(pending=16))
     assert served(problem.replace(op="commit", nodes=512))

@@ -7,7 +7,7 @@ from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Var
 from bole_runtime.kernels.variants import common as c
 from bole_runtime.kernels.variants.commit import grids, layer_plans, no_workspace
 
-TILES = Param("tiles", (1, 2, 4, 8), "value tiles a program goes through, the next asked for ahead")
+TILES = Param("tiles", (1, 2, 4, 8), "value tiles a program goes through, the next asked for ahead", usual=1)
 PARAMS = (c.BV, c.WARPS, TILES)
 
 

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
+from typing import Any
+
 from bole_runtime.kernels.arguments import verify_arguments
 from bole_runtime.kernels.gates import gate_layout
 from bole_runtime.kernels.problem import Problem
@@ -22,6 +25,10 @@ from bole_runtime.kernels.variants.two_stage import (
 STATE_DOT = Param("state_dot", (*c.STATE_DOT.choices, "bf16x4"), "how decayed rows meet the state", ordered=False)
 SLICE = Param("slice", (16, 32, 64, 128), "key channels the first kernel works on at a time")
 PREPARE_STAGES = Param("prepare_stages", (1, 2, 3), "slices under way at a time in the first kernel")
+HALVES = Param(
+    "halves", (False, True), "rows of the first kernel in halves, as those of 64 have to be", ordered=False, usual=False
+)
+PREPARE_REGISTERS = Param("prepare_registers", (0, 168, 200), "registers a thread of the first kernel; 0: any", usual=0)
 PARAMS = (
     c.ORIENT,
     c.BV,
@@ -39,10 +46,18 @@ PARAMS = (
     MIX_STORE,
     c.PDL,
     CHAIN,
+    HALVES,
+    PREPARE_REGISTERS,
 )
 
 #: R of more rows does not fit a program.
 MAX_ROWS = 64
+#: More rows are worked on in halves: of 64 at once, what is held spills, and ptxas 12.8 miscompiles their products.
+MAX_WHOLE = 32
+#: Rows of a product.
+MIN_HALF = 16
+#: Of halves, exponentials are of the sums as they are: e^60 times rows of up to 1e12 is in fp32.
+WIDEST_HALVED = 60.0
 
 
 def _applies(problem: Problem) -> str | None:
@@ -53,8 +68,6 @@ def _applies(problem: Problem) -> str | None:
         return f"family {problem.family!r} erases by rows of its own, which this variant does not take"
     if c.tile_rows(problem) > MAX_ROWS:
         return f"R of {c.tile_rows(problem)} rows does not fit a program"
-    if c.tile_rows(problem) == 64 and c.power_of_two(problem.dk) < 64:
-        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over less than 64 channels"
     return c.supports_family(problem)
 
 
@@ -74,18 +87,34 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return "decayed rows are read whole"
     if config["slice"] > c.power_of_two(problem.dk):
         return f"slice={config['slice']} is wider than dk={problem.dk}"
+    if reason := _check_halves(rows, config):
+        return reason
     if config["prepare_warps"] * 16 > rows * 4:
         return f"prepare_warps={config['prepare_warps']} have no work on {rows} rows"
     if rows * config["slice"] > 128 * 32 * config["prepare_warps"]:
         return "rows of a slice do not fit the registers of the first kernel"
-    if config["slice"] < 64 and rows == 64:
-        return "ptxas 12.8 (Triton 3.6) miscompiles products of 64 rows over less than 64 channels"
     if config["prepare_stages"] > 1 and config["slice"] >= c.power_of_two(problem.dk):
         return "one slice is no loop to pipeline"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16"):
         return "R in bf16 is for the fast profile and a bf16 product"
     reason = check_launches(config, gpu) or check_compiler(problem, config, narrow=config["programs"] > 0)
     return reason or c.check_blocks(problem, config)
+
+
+def _check_halves(rows: int, config: Config) -> str | None:
+    """Reason why the first kernel cannot work on rows in halves, or not in halves, as a configuration says, or None."""
+    if not config["halves"]:
+        if rows > MAX_WHOLE:
+            return f"{rows} rows at once do not fit the registers of the first kernel"
+        return "registers are bounded where rows are in halves" if config["prepare_registers"] else None
+    if rows < 2 * MIN_HALF:
+        return f"halves of {rows} rows are less than a product takes"
+    if config["prepare_warps"] * 32 > rows:
+        # Triton 3.6 repeats the rows of products that are chained, and all that is made of them.
+        return f"prepare_warps={config['prepare_warps']} would do the same work on halves of {rows} rows"
+    if config["slice"] > 32:
+        return "halves of rows of a slice do not fit the registers of the first kernel"
+    return None
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
@@ -99,7 +128,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Lossless with 32 rows: with them on the left, fp32 ones spilled, and two bf16 terms have not been timed.
     left = not fast and rows == 32 and bv >= 64
     hopper = gpu.compute_capability >= (9, 0)
-    chunk = min({16: 16, 32: 32 if fast else 16, 64: 64}[rows], c.power_of_two(problem.dk))
+    chunk = min({16: 16, 32: 32 if fast else 16, 64: 16}[rows], c.power_of_two(problem.dk))
     return TWO_STAGE_SLICES.config(
         {
             "orient": "state" if left else "nodes",
@@ -113,11 +142,13 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
             "programs": programs if walk else 0,
             "prefetch": not walk,
             "slice": chunk,
-            "prepare_warps": rows // 16,
+            "prepare_warps": min(rows // 16, 2),
             "prepare_stages": 1 if fast or rows > 16 or chunk >= dk else 2,
             "mix_store": "bf16" if fast else "fp32",
             "pdl": hopper,
             "chain": hopper,
+            "halves": rows > MAX_WHOLE,
+            "prepare_registers": 0,
         }
     )
 
@@ -125,14 +156,20 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
 def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     rows = c.tile_rows(problem)
     row_type = {"bf16": "bf16", "bf16x4": "bf16x2"}.get(config["state_dot"], "fp32")
+    halved = config["halves"]
+    half = {"C": (rows // 2, "rows of a half of them")} if halved else {}
     prepare = c.context(
         problem,
         {
             "ROWS": (rows, "pending tokens and nodes of a request"),
+            **half,
             "BK": (config["slice"], "key dims read at a time"),
             "STAGES": (config["prepare_stages"], "slices under way at a time"),
-            "LEVELS": c.solve_levels(rows),
-            "WIDEST": (WIDEST, "range of a channel's sums of gates whose exponentials, of either sign, fp32 holds"),
+            "LEVELS": c.solve_levels(rows // 2 if halved else rows),
+            "WIDEST": (
+                WIDEST_HALVED if halved else WIDEST,
+                "range of a channel's sums of gates whose exponentials, of either sign, fp32 holds",
+            ),
         },
         MIX_STORE=config["mix_store"],
         ROW_TYPE=row_type,
@@ -150,14 +187,15 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
     )
     return (
         KernelPlan(
-            "verify_prepare_slices.py.jinja",
-            c.stem(problem, "verify_prepare_slices", state=False),
+            "verify_prepare_halves.py.jinja" if halved else "verify_prepare_slices.py.jinja",
+            c.stem(problem, "verify_prepare_halves" if halved else "verify_prepare_slices", state=False),
             prepare,
             config["prepare_warps"],
             1,
             verify_arguments(problem),
             c.SCRATCH,
             pdl=config["chain"],
+            registers=config["prepare_registers"],
         ),
         readout_plan(
             problem,
@@ -182,6 +220,16 @@ def _workspace(problem: Problem, config: Config, batch: int, heads: int) -> tupl
     return batch * heads * (rows * rows + decayed), batch * heads * 2 * rows
 
 
+def _narrow(problem: Problem, gpu: GpuLimits) -> Mapping[str, Callable[[Any], bool]]:
+    rows = c.tile_rows(problem)
+    return {
+        **c.narrow(problem, gpu),
+        "state_dot": lambda v: v in dots(problem),
+        "halves": lambda v: rows >= 2 * MIN_HALF if v else rows <= MAX_WHOLE,
+        "prepare_registers": lambda v: v == 0 or rows >= 2 * MIN_HALF,
+    }
+
+
 TWO_STAGE_SLICES = Variant(
     name="two_stage_slices",
     op="verify",
@@ -193,7 +241,9 @@ TWO_STAGE_SLICES = Variant(
     plans=_plans,
     grids=_grids,
     workspace=_workspace,
-    narrow=lambda problem, gpu: {**c.narrow(problem, gpu), "state_dot": lambda v: v in dots(problem)},
+    narrow=_narrow,
+    # Of 64 rows, most are in the pass for strong gates and at the ends of the loop.
+    spills=640,
     # Each was the best of some bucket on an H200, or near it.
     starts=(
         {"programs": 0, "prefetch": True},
@@ -201,6 +251,10 @@ TWO_STAGE_SLICES = Variant(
         {"prepare_stages": 2},
         {"slice": 32, "prepare_stages": 2},
         {"slice": 16, "prepare_warps": 1},
+        {"halves": True, "slice": 16, "prepare_warps": 1},
+        {"halves": True, "slice": 16, "prepare_warps": 1, "prepare_stages": 2},
+        {"prepare_registers": 200},
+        {"prepare_registers": 168},
         {"programs": 0, "prefetch": True, "bv": 32},
     ),
 )

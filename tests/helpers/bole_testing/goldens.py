@@ -79,6 +79,10 @@ GOLDENS: dict[str, Golden] = {
     "commit_steps_lightning_ready_pending": _golden("steps", {}, pending=16, **_LIGHTNING),
     "verify_slices_kda_ready_lossless": _golden("slices", {"bv": 32}, family="kda", group=1),
     "verify_prepare_slices_kda_raw_fast": _golden("two_stage_slices", {}, family="kda", group=1, **_RAW_FAST),
+    "verify_prepare_halves_kda_raw_fast": _golden("two_stage_slices", {}, family="kda", group=1, nodes=64, **_RAW_FAST),
+    "verify_prepare_halves_gla_ready_lossless_pending": _golden(
+        "two_stage_slices", {"halves": True, "slice": 16, "prepare_warps": 1}, pending=16, **_GLA
+    ),
     "verify_readout_kda_ready_lossless_pending": _golden(
         "two_stage_slices", {"prefetch": True, "programs": 0}, 1, family="kda", group=1, pending=16
     ),

@@ -193,6 +193,7 @@ class FamilyEntry:
 _SSD = {"dims": (128, 64), "heads": (1, 16)}
 _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
 _BLOCKS, _TILES = {"variant": "blocks", "block": 2}, {"variant": "steps", "bv": 16, "warps": 1, "tiles": 4}
+_HALVES = pin("two_stage_slices", halves=True, slice=16, prepare_warps=1, commit=_STEPS)
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", make_entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
@@ -242,9 +243,12 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     ),
     FamilyEntry("kda", make_entry(pin("two_stage_slices", programs=128, prefetch=False, commit=_STEPS), nodes=16)),
     FamilyEntry(
-        "kda", make_entry(pin("two_stage_slices", slice=64, commit=_STEPS), nodes=60, heads=(2, 2), mode="ready")
+        "kda", make_entry(pin("two_stage_slices", slice=16, commit=_STEPS), nodes=60, heads=(2, 2), mode="ready")
     ),
-    FamilyEntry("kda", make_entry(pin("two_stage_slices", slice=64, commit=_STEPS), "fast", nodes=60, packed=True)),
+    FamilyEntry("kda", make_entry(pin("two_stage_slices", slice=32, commit=_STEPS), "fast", nodes=60, packed=True)),
+    FamilyEntry("kda", make_entry(pin("two_stage_slices", prepare_registers=168, commit=_STEPS), "fast", nodes=60)),
+    FamilyEntry("kda", make_entry(_HALVES, "fast", nodes=30, capture=True)),
+    FamilyEntry("kda", make_entry(_HALVES, nodes=12, pending=16)),
     FamilyEntry(
         "kda", make_entry(pin("two_stage_slices", commit=_STEPS), types=(FP16, FP16), pending=16, capture=True)
     ),
