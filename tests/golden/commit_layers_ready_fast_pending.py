@@ -2,8 +2,8 @@
 # template: commit.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: path(bv=32, chunk=16, dot=bf16x2, solve=tf32x3, warps=4) layer table
-# launch: num_warps=4 num_stages=1
+# config: path(bv=64, step=16, chunk=32, dot=bf16x2, slice=32, registers=168, warps=1) layer table
+# launch: num_warps=1 num_stages=1
 """Gated DeltaNet: commit, fast."""
 
 import triton
@@ -16,12 +16,13 @@ DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(32)  # value columns of a program
+BV = tl.constexpr(64)  # value columns of a program
 COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
 FLUSH = tl.constexpr(2)  # action: fold the chain alone
 APPEND = tl.constexpr(3)  # action: copy the path behind the chain
-C = tl.constexpr(16)  # tokens folded at a time
-LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
+C = tl.constexpr(16)  # tokens of a chunk
+STEP = tl.constexpr(16)  # value columns in registers at a time
+WIDTH = tl.constexpr(32)  # key dims of a tensor of the state
 
 
 @triton.jit
@@ -41,7 +42,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -50,6 +51,15 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
 
 
 @triton.jit
@@ -129,59 +139,6 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
-def tf32_high(x):
-    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
-    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, rounded, x)
-
-
-@triton.jit
-def tf32x3_product(x, y):
-    """x y of operands of two tf32 terms, fp32: what is left out is 2^-24 of it, of any sign."""
-    x_high = tf32_high(x)
-    y_high = tf32_high(y)
-    acc = tl.dot(x_high, y - y_high, input_precision="tf32")
-    acc = tl.dot(x - x_high, y_high, acc, input_precision="tf32")
-    return tl.dot(x_high, y_high, acc, input_precision="tf32")
-
-
-@triton.jit
-def solve_product(x, y):
-    """x y at the precision of the solve, fp32."""
-    return tf32x3_product(x, y)
-
-
-@triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
-
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
-    """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
-    return x
-
-
-@triton.jit
-def solve_triangle(p, a, SIZE: tl.constexpr):
-    """p ((I + a)^-1)^T for a strictly lower triangular a, fp32.
-
-    What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left of p
-    makes it what substitution is off by.
-    """
-    inverse = tl.trans(unit_lower_inverse(a, SIZE))
-    x = solve_product(p, inverse)
-    left = (p - x) - solve_product(x, tl.trans(a))
-    return x + solve_product(left, inverse)
-
-
-@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -191,22 +148,75 @@ def gram(x, y):
 
 
 @triton.jit
-def state_keys(s, k):
-    """S k^T for state rows s [BV, DK] fp32 and keys k [tokens, DK]: [BV, tokens] fp32."""
-    high = s.to(tl.bfloat16)
-    rest = s - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    k = tl.trans(k)
-    return tl.dot(high, k, tl.dot(middle, k))
+def head(x):
+    """x without the digits that bf16 has no room for, fp32. Cut by bits: rounding to bf16 takes a slow instruction."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def state_update(u, k, s):
-    """s + u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, DK]."""
-    high = u.to(tl.bfloat16)
-    rest = u - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    return tl.dot(high, k, tl.dot(middle, k, s))
+def bf16_head(x):
+    """The same in bf16."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def state_keys(s, k):
+    """S k^T for state rows s [BV, WIDTH] fp32 and keys k [tokens, WIDTH]: [BV, tokens] fp32."""
+    k = tl.trans(k)
+    rest = s - head(s)
+    acc = tl.dot(bf16_head(rest), k)
+    return tl.dot(bf16_head(s), k, acc)
+
+
+@triton.jit
+def state_change(u, k):
+    """u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, WIDTH]."""
+    rest = u - head(u)
+    acc = tl.dot(bf16_head(rest), k)
+    return tl.dot(bf16_head(u), k, acc)
+
+
+@triton.jit
+def solve_product(x, y):
+    """x y of fp32 operands, fp32: three bf16 terms each leave out 2^-24 of it."""
+    x_rest = x - head(x)
+    y_rest = y - head(y)
+    x_high = bf16_head(x)
+    x_middle = bf16_head(x_rest)
+    y_high = bf16_head(y)
+    y_middle = bf16_head(y_rest)
+    acc = tl.dot(bf16_head(x_rest - head(x_rest)), y_high)
+    acc = tl.dot(x_high, bf16_head(y_rest - head(y_rest)), acc)
+    acc = tl.dot(x_middle, y_middle, acc)
+    acc = tl.dot(x_middle, y_high, acc)
+    acc = tl.dot(x_high, y_middle, acc)
+    return tl.dot(x_high, y_high, acc)
+
+
+@triton.jit
+def solve_factors(a, SIZE: tl.constexpr):
+    """What substitute() takes of a strictly lower triangular a, [SIZE, SIZE] fp32, four rows at a time: the inverses of
+    the diagonal blocks of I + a, and them times what is below, both transposed.
+
+    Only blocks of four are inverted, which keeps an inverse as exact as substitution is for a key that repeats.
+    """
+    i = tl.arange(0, SIZE)[:, None]
+    j = tl.arange(0, SIZE)[None, :]
+    inverse = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
+    below = tl.where(((i >> 2) == (j >> 2)) & ((i >> 1) != (j >> 1)), a, 0.0)
+    inverse = inverse - solve_product(solve_product(inverse, below), inverse)
+    left = solve_product(inverse, tl.where((i >> 2) != (j >> 2), a, 0.0))
+    return tl.trans(inverse), tl.trans(left)
+
+
+@triton.jit
+def substitute(x, inverse, left, TURNS: tl.constexpr):
+    """x ((I + a)^-1)^T from solve_factors(a). Each turn gives four more columns their values, which later ones keep."""
+    first = solve_product(x, inverse)
+    x = first
+    for _ in tl.static_range(TURNS):
+        x = first - solve_product(x, left)
+    return x
 
 
 @triton.jit(
@@ -219,7 +229,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_7a2bcd65(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -262,6 +272,8 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_7a2bcd65(
 
     The pseudo-values are recomputed from the raw inputs of the path, a chunk of tokens at a time:
     S = e^{G} S + sum_j e^{G - G_j} u_j k_j^T.
+    The tile stays in the registers of its products, WIDTH key dims a tensor. Tensor cores cut what they add to their
+    accumulators, so that the state is not one of them.
     """
     pid = tl.program_id(0)
     h = pid % heads
@@ -342,66 +354,154 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_7a2bcd65(
                         pk_rows = pk_ptr + kept * stride_pks + kh * stride_pkh
                         store_rows(pk_rows, stride_pkn, ring, wanted, 0, k, DK, DK_PAD)
             return
-    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
     lane = tl.arange(0, C)
-    for first in range(0, total, C):
-        rows = lane + first
-        live = rows < total
-        step = rows - plength
-        is_pending = rows < plength
-        ring = (pstart + rows) % pcapacity
-        is_node = (step >= 0) & (step < length)
-        here = (on_path != 0)[None, :] & (position[None, :] == step[:, None])
-        node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, 0, DK, DK_PAD,
-        )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, 0, DK, DK_PAD,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
-        v = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node & live, tile * BV, DV, BV,
-        )
-        pending_v = load_rows(
-            pv_ptr + kept * stride_pvs + h * stride_pvh,
-            stride_pvn, ring, is_pending, tile * BV, DV, BV,
-        )
-        v = tl.where(is_pending[:, None], pending_v, v)
+    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+    k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+    v_base = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh
+    pk_base = pk_ptr + kept * stride_pks + kh * stride_pkh
+    pv_base = pv_ptr + kept * stride_pvs + h * stride_pvh
+    for begin in range(0, total, 2 * C):
+        live0 = lane + begin + 0 * C < total
+        # Rows beyond the last hold the last: what is made of them is dropped.
+        row0 = tl.minimum(lane + begin + 0 * C, total - 1)
+        step0 = row0 - plength
+        is_pending0 = row0 < plength
+        is_node0 = row0 >= plength
+        ring0 = pstart + row0
+        ring0 = tl.where(ring0 < pcapacity, ring0, ring0 - pcapacity)
+        here = (on_path != 0)[None, :] & (position[None, :] == step0[:, None])
+        node0 = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
+        k_rows0 = k_base + node0 * stride_kn
+        v_rows0 = v_base + node0 * stride_vn
+        k_rows0 = tl.where(is_pending0, pk_base + ring0 * stride_pkn, k_rows0)
+        v_rows0 = tl.where(is_pending0, pv_base + ring0 * stride_pvn, v_rows0)
+        k0_0 = rows_at(k_rows0, 0 * WIDTH, DK, WIDTH)
+        k0_1 = rows_at(k_rows0, 1 * WIDTH, DK, WIDTH)
+        k0_2 = rows_at(k_rows0, 2 * WIDTH, DK, WIDTH)
+        k0_3 = rows_at(k_rows0, 3 * WIDTH, DK, WIDTH)
+        # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
+        largest = tl.abs(k0_0)
+        largest = tl.maximum(largest, tl.abs(k0_1))
+        largest = tl.maximum(largest, tl.abs(k0_2))
+        largest = tl.maximum(largest, tl.abs(k0_3))
+        k_scale0 = tl.where(tl.max(largest, axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+        k0_0 = k0_0 * k_scale0.to(k0_0.dtype)[:, None]
+        k0_1 = k0_1 * k_scale0.to(k0_1.dtype)[:, None]
+        k0_2 = k0_2 * k_scale0.to(k0_2.dtype)[:, None]
+        k0_3 = k0_3 * k_scale0.to(k0_3.dtype)[:, None]
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
-        first_gate = load_wide(g_rows + node * stride_gn, is_node)
-        second_gate = load_wide(beta_rows + node * stride_betan, is_node)
-        g = narrow(first_gate).to(tl.float32)
-        beta = narrow(second_gate).to(tl.float32)
-        pending_gates = kept * stride_pgs + ring * stride_pgn + h
-        g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
-        beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)
-        g = tl.where(live, g, 0.0)
-        beta = tl.where(live, beta, 0.0)
-        k_squares = diagonal(gram(k, k))
-        k_scale = row_scale(k_squares)
-        k = scaled_rows(k, k_scale)
-        if tl.min(k_scale, axis=0) < 1.0:
-            k_squares = diagonal(gram(k, k))
-        k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
-        step_whole, step_part = split_gate(g)
+        first_gate = load_wide(g_rows + node0 * stride_gn, is_node0)
+        second_gate = load_wide(beta_rows + node0 * stride_betan, is_node0)
+        pending_gates = kept * stride_pgs + ring0 * stride_pgn + h
+        pending_g = load_wide(pg_ptr + pending_gates, is_pending0)
+        pending_beta = load_wide(pbeta_ptr + pending_gates, is_pending0)
+        g0 = narrow(first_gate).to(tl.float32)
+        beta0 = narrow(second_gate).to(tl.float32)
+        g0 = tl.where(is_pending0, narrow(pending_g), g0)
+        beta0 = tl.where(is_pending0, narrow(pending_beta), beta0)
+        g0 = tl.where(live0, g0, 0.0)
+        beta0 = tl.where(live0, beta0, 0.0)
+        grams = gram(k0_0, k0_0) + gram(k0_1, k0_1) + gram(k0_2, k0_2) + gram(k0_3, k0_3)
+        squares = diagonal(grams)
+        k_norm0 = inverse_root(squares + EPS * k_scale0 * k_scale0)
+        step_whole, step_part = split_gate(g0)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)
-        mask = (lane[:, None] >= lane[None, :]) & live[:, None]
-        erase = gram(k, k) * k_norm[:, None] * k_norm[None, :]
-        erase = erase * pair_decay(mask, whole, part, whole, part) * beta[:, None]
-        erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
-        reach = tl.exp(whole + part)
-        ks = state_keys(s, k)
-        x = tl.trans(v).to(tl.float32) - (reach * k_norm)[None, :] * ks
-        u = solve_triangle(x * beta[None, :], erase, C)
         last_whole = tl.sum(step_whole, axis=0)
         last_part = tl.sum(step_part, axis=0)
-        tail = tl.exp((last_whole - whole) + (last_part - part)) * k_norm
-        s = state_update(u * tl.where(live, tail, 0.0)[None, :], k, s * precise_exp(last_whole + last_part))
-    store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)
+        decay0 = precise_exp(last_whole + last_part)
+        tail0 = tl.exp((last_whole - whole) + (last_part - part))
+        weight0 = tl.exp(whole + part) * k_norm0
+        mask = (lane[:, None] > lane[None, :]) & live0[:, None]
+        erase = tl.where(mask, grams * k_norm0[:, None] * k_norm0[None, :], 0.0) * pair_decay(mask, whole, part, whole, part)
+        inverse0, left0 = solve_factors(erase * beta0[:, None], C)
+        written0 = tl.where(live0, tail0 * k_norm0, 0.0)
+        live1 = lane + begin + 1 * C < total
+        # Rows beyond the last hold the last: what is made of them is dropped.
+        row1 = tl.minimum(lane + begin + 1 * C, total - 1)
+        step1 = row1 - plength
+        is_pending1 = row1 < plength
+        is_node1 = row1 >= plength
+        ring1 = pstart + row1
+        ring1 = tl.where(ring1 < pcapacity, ring1, ring1 - pcapacity)
+        here = (on_path != 0)[None, :] & (position[None, :] == step1[:, None])
+        node1 = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
+        k_rows1 = k_base + node1 * stride_kn
+        v_rows1 = v_base + node1 * stride_vn
+        k_rows1 = tl.where(is_pending1, pk_base + ring1 * stride_pkn, k_rows1)
+        v_rows1 = tl.where(is_pending1, pv_base + ring1 * stride_pvn, v_rows1)
+        k1_0 = rows_at(k_rows1, 0 * WIDTH, DK, WIDTH)
+        k1_1 = rows_at(k_rows1, 1 * WIDTH, DK, WIDTH)
+        k1_2 = rows_at(k_rows1, 2 * WIDTH, DK, WIDTH)
+        k1_3 = rows_at(k_rows1, 3 * WIDTH, DK, WIDTH)
+        # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
+        largest = tl.abs(k1_0)
+        largest = tl.maximum(largest, tl.abs(k1_1))
+        largest = tl.maximum(largest, tl.abs(k1_2))
+        largest = tl.maximum(largest, tl.abs(k1_3))
+        k_scale1 = tl.where(tl.max(largest, axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+        k1_0 = k1_0 * k_scale1.to(k1_0.dtype)[:, None]
+        k1_1 = k1_1 * k_scale1.to(k1_1.dtype)[:, None]
+        k1_2 = k1_2 * k_scale1.to(k1_2.dtype)[:, None]
+        k1_3 = k1_3 * k_scale1.to(k1_3.dtype)[:, None]
+        g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
+        beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
+        first_gate = load_wide(g_rows + node1 * stride_gn, is_node1)
+        second_gate = load_wide(beta_rows + node1 * stride_betan, is_node1)
+        pending_gates = kept * stride_pgs + ring1 * stride_pgn + h
+        pending_g = load_wide(pg_ptr + pending_gates, is_pending1)
+        pending_beta = load_wide(pbeta_ptr + pending_gates, is_pending1)
+        g1 = narrow(first_gate).to(tl.float32)
+        beta1 = narrow(second_gate).to(tl.float32)
+        g1 = tl.where(is_pending1, narrow(pending_g), g1)
+        beta1 = tl.where(is_pending1, narrow(pending_beta), beta1)
+        g1 = tl.where(live1, g1, 0.0)
+        beta1 = tl.where(live1, beta1, 0.0)
+        grams = gram(k1_0, k1_0) + gram(k1_1, k1_1) + gram(k1_2, k1_2) + gram(k1_3, k1_3)
+        squares = diagonal(grams)
+        k_norm1 = inverse_root(squares + EPS * k_scale1 * k_scale1)
+        step_whole, step_part = split_gate(g1)
+        whole = tl.cumsum(step_whole, axis=0)
+        part = tl.cumsum(step_part, axis=0)
+        last_whole = tl.sum(step_whole, axis=0)
+        last_part = tl.sum(step_part, axis=0)
+        decay1 = precise_exp(last_whole + last_part)
+        tail1 = tl.exp((last_whole - whole) + (last_part - part))
+        weight1 = tl.exp(whole + part) * k_norm1
+        mask = (lane[:, None] > lane[None, :]) & live1[:, None]
+        erase = tl.where(mask, grams * k_norm1[:, None] * k_norm1[None, :], 0.0) * pair_decay(mask, whole, part, whole, part)
+        inverse1, left1 = solve_factors(erase * beta1[:, None], C)
+        written1 = tl.where(live1, tail1 * k_norm1, 0.0)
+        if begin > 0:
+            # The state as the chunks before left it, by other threads.
+            tl.debug_barrier()
+        for above in range(0, BV, STEP):
+            columns = tile * BV + above + tl.arange(0, STEP)
+            in_dv = columns < DV
+            v0 = tl.load(v_rows0[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
+            v1 = tl.load(v_rows1[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
+            s_0 = load_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_1 = load_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_2 = load_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_3 = load_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, DK, WIDTH).to(tl.float32)
+            # One turn. What a loop carries has the layout that its products give it, and no other beside it.
+            for _ in range(0, tl.minimum(total, 1)):
+                ks = state_keys(s_0, k0_0) + state_keys(s_1, k0_1) + state_keys(s_2, k0_2) + state_keys(s_3, k0_3)
+                x = (v0.to(tl.float32) - weight0[None, :] * ks) * beta0[None, :]
+                u = substitute(x, inverse0, left0, C // 4 - 1) * written0[None, :]
+                s_0 = s_0 * decay0 + state_change(u, k0_0)
+                s_1 = s_1 * decay0 + state_change(u, k0_1)
+                s_2 = s_2 * decay0 + state_change(u, k0_2)
+                s_3 = s_3 * decay0 + state_change(u, k0_3)
+                ks = state_keys(s_0, k1_0) + state_keys(s_1, k1_1) + state_keys(s_2, k1_2) + state_keys(s_3, k1_3)
+                x = (v1.to(tl.float32) - weight1[None, :] * ks) * beta1[None, :]
+                u = substitute(x, inverse1, left1, C // 4 - 1) * written1[None, :]
+                s_0 = s_0 * decay1 + state_change(u, k1_0)
+                s_1 = s_1 * decay1 + state_change(u, k1_1)
+                s_2 = s_2 * decay1 + state_change(u, k1_2)
+                s_3 = s_3 * decay1 + state_change(u, k1_3)
+            store_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, s_0, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, s_1, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, s_2, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, s_3, DK, WIDTH)

@@ -2,8 +2,8 @@
 # template: commit.py.jinja
 # template hash: (of all templates)
 # spec: commit mamba2 dk128 dv64 group16 bf16 state fp32 gates raw lossless nodes 16 pending 16 no l2norm
-# config: path(bv=32, chunk=16, dot=bf16x3, solve=tf32x3, warps=4) layer table
-# launch: num_warps=4 num_stages=1
+# config: path(bv=64, step=16, chunk=32, dot=bf16x3, slice=32, registers=168, warps=1) layer table
+# launch: num_warps=1 num_stages=1
 """Mamba2 (SSD): commit, lossless."""
 
 import triton
@@ -15,11 +15,13 @@ DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(64)  # value head dim
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(32)  # value columns of a program
+BV = tl.constexpr(64)  # value columns of a program
 COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
 FLUSH = tl.constexpr(2)  # action: fold the chain alone
 APPEND = tl.constexpr(3)  # action: copy the path behind the chain
-C = tl.constexpr(16)  # tokens folded at a time
+C = tl.constexpr(16)  # tokens of a chunk
+STEP = tl.constexpr(16)  # value columns in registers at a time
+WIDTH = tl.constexpr(32)  # key dims of a tensor of the state
 
 
 @triton.jit
@@ -39,7 +41,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -48,6 +50,15 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
 
 
 @triton.jit
@@ -109,24 +120,34 @@ def split_gate(g):
 
 
 @triton.jit
-def state_keys(s, k):
-    """S k^T for state rows s [BV, DK] fp32 and keys k [tokens, DK]: [BV, tokens] fp32."""
-    high = s.to(tl.bfloat16)
-    rest = s - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    k = tl.trans(k)
-    return tl.dot(high, k, tl.dot(middle, k, tl.dot(low, k)))
+def head(x):
+    """x without the digits that bf16 has no room for, fp32. Cut by bits: rounding to bf16 takes a slow instruction."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def state_update(u, k, s):
-    """s + u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, DK]."""
-    high = u.to(tl.bfloat16)
-    rest = u - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    return tl.dot(high, k, tl.dot(middle, k, tl.dot(low, k, s)))
+def bf16_head(x):
+    """The same in bf16."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def state_keys(s, k):
+    """S k^T for state rows s [BV, WIDTH] fp32 and keys k [tokens, WIDTH]: [BV, tokens] fp32."""
+    k = tl.trans(k)
+    rest = s - head(s)
+    acc = tl.dot(bf16_head(rest - head(rest)), k)
+    acc = tl.dot(bf16_head(rest), k, acc)
+    return tl.dot(bf16_head(s), k, acc)
+
+
+@triton.jit
+def state_change(u, k):
+    """u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, WIDTH]."""
+    rest = u - head(u)
+    acc = tl.dot(bf16_head(rest - head(rest)), k)
+    acc = tl.dot(bf16_head(rest), k, acc)
+    return tl.dot(bf16_head(u), k, acc)
 
 
 @triton.jit(
@@ -139,7 +160,7 @@ def state_update(u, k, s):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def mamba2_commit_layers_k128v64g16_bf16_sfp32_raw_lossless_n16p16_a1eff421(
+def mamba2_commit_layers_k128v64g16_bf16_sfp32_raw_lossless_n16p16_316546bf(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -179,6 +200,8 @@ def mamba2_commit_layers_k128v64g16_bf16_sfp32_raw_lossless_n16p16_a1eff421(
     """Fold the pending chain and the accepted path into a value tile of the state, in place.
 
     A chunk of tokens at a time: S = e^{G} S + sum_j e^{G - G_j} dt_j v_j k_j^T.
+    The tile stays in the registers of its products, WIDTH key dims a tensor. Tensor cores cut what they add to their
+    accumulators, so that the state is not one of them.
     """
     pid = tl.program_id(0)
     h = pid % heads
@@ -263,55 +286,120 @@ def mamba2_commit_layers_k128v64g16_bf16_sfp32_raw_lossless_n16p16_a1eff421(
                         pk_rows = pk_ptr + kept * stride_pks + kh * stride_pkh
                         store_rows(pk_rows, stride_pkn, ring, wanted, 0, k, DK, DK_PAD)
             return
-    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
     lane = tl.arange(0, C)
-    for first in range(0, total, C):
-        rows = lane + first
-        live = rows < total
-        step = rows - plength
-        is_pending = rows < plength
-        ring = (pstart + rows) % pcapacity
-        is_node = (step >= 0) & (step < length)
-        here = (on_path != 0)[None, :] & (position[None, :] == step[:, None])
-        node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, 0, DK, DK_PAD,
-        )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, 0, DK, DK_PAD,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
-        v = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node & live, tile * BV, DV, BV,
-        )
-        pending_v = load_rows(
-            pv_ptr + kept * stride_pvs + h * stride_pvh,
-            stride_pvn, ring, is_pending, tile * BV, DV, BV,
-        )
-        v += pending_v
+    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+    k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+    v_base = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh
+    pk_base = pk_ptr + kept * stride_pks + kh * stride_pkh
+    pv_base = pv_ptr + kept * stride_pvs + h * stride_pvh
+    for begin in range(0, total, 2 * C):
+        live0 = lane + begin + 0 * C < total
+        # Rows beyond the last hold the last: what is made of them is dropped.
+        row0 = tl.minimum(lane + begin + 0 * C, total - 1)
+        step0 = row0 - plength
+        is_pending0 = row0 < plength
+        is_node0 = row0 >= plength
+        ring0 = pstart + row0
+        ring0 = tl.where(ring0 < pcapacity, ring0, ring0 - pcapacity)
+        here = (on_path != 0)[None, :] & (position[None, :] == step0[:, None])
+        node0 = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
+        k_rows0 = k_base + node0 * stride_kn
+        v_rows0 = v_base + node0 * stride_vn
+        k_rows0 = tl.where(is_pending0, pk_base + ring0 * stride_pkn, k_rows0)
+        v_rows0 = tl.where(is_pending0, pv_base + ring0 * stride_pvn, v_rows0)
+        k0_0 = rows_at(k_rows0, 0 * WIDTH, DK, WIDTH)
+        k0_1 = rows_at(k_rows0, 1 * WIDTH, DK, WIDTH)
+        k0_2 = rows_at(k_rows0, 2 * WIDTH, DK, WIDTH)
+        k0_3 = rows_at(k_rows0, 3 * WIDTH, DK, WIDTH)
         dt_raw_rows = dt_raw_ptr + b64 * stride_dt_rawb + start * stride_dt_rawn + h * stride_dt_rawh
-        first_gate = load_wide(dt_raw_rows + node * stride_dt_rawn, is_node)
+        first_gate = load_wide(dt_raw_rows + node0 * stride_dt_rawn, is_node0)
+        pending_gates = kept * stride_pgs + ring0 * stride_pgn + h
+        pending_g = load_wide(pg_ptr + pending_gates, is_pending0)
+        pending_dt = load_wide(pdt_ptr + pending_gates, is_pending0)
         a_log = tl.load(a_log_ptr + h)
         dt_bias = tl.full((), 0.0, tl.float32)
         if dt_bias_ptr is not None:
             dt_bias = tl.load(dt_bias_ptr + h)
         gate_dt_raw = narrow(first_gate).to(tl.float32)
-        g, dt = gate_values(gate_dt_raw, a_log.to(tl.float32), dt_bias.to(tl.float32), dt_min, dt_max)
-        pending_gates = kept * stride_pgs + ring * stride_pgn + h
-        g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
-        dt = tl.where(is_pending, tl.load(pdt_ptr + pending_gates, mask=is_pending, other=0.0), dt)
-        g = tl.where(live, g, 0.0)
-        dt = tl.where(live, dt, 0.0)
-        step_whole, step_part = split_gate(g)
+        g0, dt0 = gate_values(gate_dt_raw, a_log.to(tl.float32), dt_bias.to(tl.float32), dt_min, dt_max)
+        g0 = tl.where(is_pending0, narrow(pending_g), g0)
+        dt0 = tl.where(is_pending0, narrow(pending_dt), dt0)
+        g0 = tl.where(live0, g0, 0.0)
+        dt0 = tl.where(live0, dt0, 0.0)
+        step_whole, step_part = split_gate(g0)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)
-        u = tl.trans(v).to(tl.float32) * dt[None, :]
         last_whole = tl.sum(step_whole, axis=0)
         last_part = tl.sum(step_part, axis=0)
-        tail = tl.exp((last_whole - whole) + (last_part - part))
-        s = state_update(u * tl.where(live, tail, 0.0)[None, :], k, s * precise_exp(last_whole + last_part))
-    store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)
+        decay0 = precise_exp(last_whole + last_part)
+        tail0 = tl.exp((last_whole - whole) + (last_part - part))
+        written0 = tl.where(live0, tail0, 0.0)
+        live1 = lane + begin + 1 * C < total
+        # Rows beyond the last hold the last: what is made of them is dropped.
+        row1 = tl.minimum(lane + begin + 1 * C, total - 1)
+        step1 = row1 - plength
+        is_pending1 = row1 < plength
+        is_node1 = row1 >= plength
+        ring1 = pstart + row1
+        ring1 = tl.where(ring1 < pcapacity, ring1, ring1 - pcapacity)
+        here = (on_path != 0)[None, :] & (position[None, :] == step1[:, None])
+        node1 = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
+        k_rows1 = k_base + node1 * stride_kn
+        v_rows1 = v_base + node1 * stride_vn
+        k_rows1 = tl.where(is_pending1, pk_base + ring1 * stride_pkn, k_rows1)
+        v_rows1 = tl.where(is_pending1, pv_base + ring1 * stride_pvn, v_rows1)
+        k1_0 = rows_at(k_rows1, 0 * WIDTH, DK, WIDTH)
+        k1_1 = rows_at(k_rows1, 1 * WIDTH, DK, WIDTH)
+        k1_2 = rows_at(k_rows1, 2 * WIDTH, DK, WIDTH)
+        k1_3 = rows_at(k_rows1, 3 * WIDTH, DK, WIDTH)
+        dt_raw_rows = dt_raw_ptr + b64 * stride_dt_rawb + start * stride_dt_rawn + h * stride_dt_rawh
+        first_gate = load_wide(dt_raw_rows + node1 * stride_dt_rawn, is_node1)
+        pending_gates = kept * stride_pgs + ring1 * stride_pgn + h
+        pending_g = load_wide(pg_ptr + pending_gates, is_pending1)
+        pending_dt = load_wide(pdt_ptr + pending_gates, is_pending1)
+        a_log = tl.load(a_log_ptr + h)
+        dt_bias = tl.full((), 0.0, tl.float32)
+        if dt_bias_ptr is not None:
+            dt_bias = tl.load(dt_bias_ptr + h)
+        gate_dt_raw = narrow(first_gate).to(tl.float32)
+        g1, dt1 = gate_values(gate_dt_raw, a_log.to(tl.float32), dt_bias.to(tl.float32), dt_min, dt_max)
+        g1 = tl.where(is_pending1, narrow(pending_g), g1)
+        dt1 = tl.where(is_pending1, narrow(pending_dt), dt1)
+        g1 = tl.where(live1, g1, 0.0)
+        dt1 = tl.where(live1, dt1, 0.0)
+        step_whole, step_part = split_gate(g1)
+        whole = tl.cumsum(step_whole, axis=0)
+        part = tl.cumsum(step_part, axis=0)
+        last_whole = tl.sum(step_whole, axis=0)
+        last_part = tl.sum(step_part, axis=0)
+        decay1 = precise_exp(last_whole + last_part)
+        tail1 = tl.exp((last_whole - whole) + (last_part - part))
+        written1 = tl.where(live1, tail1, 0.0)
+        if begin > 0:
+            # The state as the chunks before left it, by other threads.
+            tl.debug_barrier()
+        for above in range(0, BV, STEP):
+            columns = tile * BV + above + tl.arange(0, STEP)
+            in_dv = columns < DV
+            v0 = tl.load(v_rows0[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
+            v1 = tl.load(v_rows1[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
+            s_0 = load_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_1 = load_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_2 = load_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_3 = load_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, DK, WIDTH).to(tl.float32)
+            # One turn. What a loop carries has the layout that its products give it, and no other beside it.
+            for _ in range(0, tl.minimum(total, 1)):
+                u = v0.to(tl.float32) * (dt0 * written0)[None, :]
+                s_0 = s_0 * decay0 + state_change(u, k0_0)
+                s_1 = s_1 * decay0 + state_change(u, k0_1)
+                s_2 = s_2 * decay0 + state_change(u, k0_2)
+                s_3 = s_3 * decay0 + state_change(u, k0_3)
+                u = v1.to(tl.float32) * (dt1 * written1)[None, :]
+                s_0 = s_0 * decay1 + state_change(u, k1_0)
+                s_1 = s_1 * decay1 + state_change(u, k1_1)
+                s_2 = s_2 * decay1 + state_change(u, k1_2)
+                s_3 = s_3 * decay1 + state_change(u, k1_3)
+            store_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, s_0, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, s_1, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, s_2, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, s_3, DK, WIDTH)

@@ -2,8 +2,8 @@
 # template: commit.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state any gates raw lossless nodes 16 pending 0
-# config: path(bv=32, chunk=16, dot=bf16x3, solve=tf32x3, warps=4) one layer
-# launch: num_warps=4 num_stages=1
+# config: path(bv=64, step=16, chunk=16, dot=bf16x3, slice=32, registers=168, warps=1) one layer
+# launch: num_warps=1 num_stages=1
 """Gated DeltaNet: commit, lossless."""
 
 import triton
@@ -11,13 +11,13 @@ import triton.language as tl
 
 GROUP = tl.constexpr(2)  # value heads a key head
 DK = tl.constexpr(128)  # key head dim
-DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(32)  # value columns of a program
-C = tl.constexpr(16)  # tokens folded at a time
-LEVELS = tl.constexpr(4)  # doublings from 1 to the size of a solved block
+BV = tl.constexpr(64)  # value columns of a program
+C = tl.constexpr(16)  # tokens of a chunk
+STEP = tl.constexpr(16)  # value columns in registers at a time
+WIDTH = tl.constexpr(32)  # key dims of a tensor of the state
 
 
 @triton.jit
@@ -37,7 +37,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -46,6 +46,15 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
 
 
 @triton.jit
@@ -161,59 +170,6 @@ def pair_decay(mask, row_whole, row_part, col_whole, col_part):
 
 
 @triton.jit
-def tf32_high(x):
-    """x rounded to tf32. Tensor cores cut instead: a bias that a solve over repeated keys adds up over its nodes."""
-    rounded = ((x.to(tl.int32, bitcast=True) + 0x1000) & -0x2000).to(tl.float32, bitcast=True)
-    return tl.where(x == x, rounded, x)
-
-
-@triton.jit
-def tf32x3_product(x, y):
-    """x y of operands of two tf32 terms, fp32: what is left out is 2^-24 of it, of any sign."""
-    x_high = tf32_high(x)
-    y_high = tf32_high(y)
-    acc = tl.dot(x_high, y - y_high, input_precision="tf32")
-    acc = tl.dot(x - x_high, y_high, acc, input_precision="tf32")
-    return tl.dot(x_high, y_high, acc, input_precision="tf32")
-
-
-@triton.jit
-def solve_product(x, y):
-    """x y at the precision of the solve, fp32."""
-    return tf32x3_product(x, y)
-
-
-@triton.jit
-def unit_lower_inverse(a, SIZE: tl.constexpr):
-    """(I + a)^-1 of a strictly lower triangular a, [SIZE, SIZE] fp32.
-
-    Inverts small diagonal blocks and merges pairs of neighbours: [[X, 0], [-Y L X, Y]]. Every intermediate is
-    the true inverse of a block, so repeated keys cannot make it blow up as powers of a would.
-    """
-    i = tl.arange(0, SIZE)[:, None]
-    j = tl.arange(0, SIZE)[None, :]
-    x = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
-    for level in tl.static_range(1, LEVELS):
-        pair = (i >> (level + 1)) == (j >> (level + 1))
-        below = tl.where(pair & ((i >> level) != (j >> level)), a, 0.0)
-        x = x - solve_product(solve_product(x, below), x)
-    return x
-
-
-@triton.jit
-def solve_triangle(p, a, SIZE: tl.constexpr):
-    """p ((I + a)^-1)^T for a strictly lower triangular a, fp32.
-
-    What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left of p
-    makes it what substitution is off by.
-    """
-    inverse = tl.trans(unit_lower_inverse(a, SIZE))
-    x = solve_product(p, inverse)
-    left = (p - x) - solve_product(x, tl.trans(a))
-    return x + solve_product(left, inverse)
-
-
-@triton.jit
 def gram(x, y):
     """x y^T of two blocks of node rows, fp32. 16-bit inputs are exact operands.
 
@@ -223,24 +179,77 @@ def gram(x, y):
 
 
 @triton.jit
-def state_keys(s, k):
-    """S k^T for state rows s [BV, DK] fp32 and keys k [tokens, DK]: [BV, tokens] fp32."""
-    high = s.to(tl.bfloat16)
-    rest = s - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    k = tl.trans(k)
-    return tl.dot(high, k, tl.dot(middle, k, tl.dot(low, k)))
+def head(x):
+    """x without the digits that bf16 has no room for, fp32. Cut by bits: rounding to bf16 takes a slow instruction."""
+    return (x.to(tl.int32, bitcast=True) & -65536).to(tl.float32, bitcast=True)
 
 
 @triton.jit
-def state_update(u, k, s):
-    """s + u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, DK]."""
-    high = u.to(tl.bfloat16)
-    rest = u - high.to(tl.float32)
-    middle = rest.to(tl.bfloat16)
-    low = (rest - middle.to(tl.float32)).to(tl.bfloat16)
-    return tl.dot(high, k, tl.dot(middle, k, tl.dot(low, k, s)))
+def bf16_head(x):
+    """The same in bf16."""
+    return (x.to(tl.int32, bitcast=True) >> 16).to(tl.int16).to(tl.bfloat16, bitcast=True)
+
+
+@triton.jit
+def state_keys(s, k):
+    """S k^T for state rows s [BV, WIDTH] fp32 and keys k [tokens, WIDTH]: [BV, tokens] fp32."""
+    k = tl.trans(k)
+    rest = s - head(s)
+    acc = tl.dot(bf16_head(rest - head(rest)), k)
+    acc = tl.dot(bf16_head(rest), k, acc)
+    return tl.dot(bf16_head(s), k, acc)
+
+
+@triton.jit
+def state_change(u, k):
+    """u k for pseudo-values u [BV, tokens] fp32 and keys k [tokens, WIDTH]."""
+    rest = u - head(u)
+    acc = tl.dot(bf16_head(rest - head(rest)), k)
+    acc = tl.dot(bf16_head(rest), k, acc)
+    return tl.dot(bf16_head(u), k, acc)
+
+
+@triton.jit
+def solve_product(x, y):
+    """x y of fp32 operands, fp32: three bf16 terms each leave out 2^-24 of it."""
+    x_rest = x - head(x)
+    y_rest = y - head(y)
+    x_high = bf16_head(x)
+    x_middle = bf16_head(x_rest)
+    y_high = bf16_head(y)
+    y_middle = bf16_head(y_rest)
+    acc = tl.dot(bf16_head(x_rest - head(x_rest)), y_high)
+    acc = tl.dot(x_high, bf16_head(y_rest - head(y_rest)), acc)
+    acc = tl.dot(x_middle, y_middle, acc)
+    acc = tl.dot(x_middle, y_high, acc)
+    acc = tl.dot(x_high, y_middle, acc)
+    return tl.dot(x_high, y_high, acc)
+
+
+@triton.jit
+def solve_factors(a, SIZE: tl.constexpr):
+    """What substitute() takes of a strictly lower triangular a, [SIZE, SIZE] fp32, four rows at a time: the inverses of
+    the diagonal blocks of I + a, and them times what is below, both transposed.
+
+    Only blocks of four are inverted, which keeps an inverse as exact as substitution is for a key that repeats.
+    """
+    i = tl.arange(0, SIZE)[:, None]
+    j = tl.arange(0, SIZE)[None, :]
+    inverse = tl.where(i == j, 1.0, 0.0) - tl.where((i >> 1) == (j >> 1), a, 0.0)
+    below = tl.where(((i >> 2) == (j >> 2)) & ((i >> 1) != (j >> 1)), a, 0.0)
+    inverse = inverse - solve_product(solve_product(inverse, below), inverse)
+    left = solve_product(inverse, tl.where((i >> 2) != (j >> 2), a, 0.0))
+    return tl.trans(inverse), tl.trans(left)
+
+
+@triton.jit
+def substitute(x, inverse, left, TURNS: tl.constexpr):
+    """x ((I + a)^-1)^T from solve_factors(a). Each turn gives four more columns their values, which later ones keep."""
+    first = solve_product(x, inverse)
+    x = first
+    for _ in tl.static_range(TURNS):
+        x = first - solve_product(x, left)
+    return x
 
 
 @triton.jit(
@@ -254,7 +263,7 @@ def state_update(u, k, s):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_k128v128g2_bf16_raw_lossless_n16_6d360450(
+def gdn_commit_k128v128g2_bf16_raw_lossless_n16_9e24db5b(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -293,6 +302,8 @@ def gdn_commit_k128v128g2_bf16_raw_lossless_n16_6d360450(
 
     The pseudo-values are recomputed from the raw inputs of the path, a chunk of tokens at a time:
     S = e^{G} S + sum_j e^{G - G_j} u_j k_j^T.
+    The tile stays in the registers of its products, WIDTH key dims a tensor. Tensor cores cut what they add to their
+    accumulators, so that the state is not one of them.
     """
     pid = tl.program_id(0)
     h = pid % heads
@@ -322,24 +333,34 @@ def gdn_commit_k128v128g2_bf16_raw_lossless_n16_6d360450(
     if total == 0:
         return
     cols = tile * BV + tl.arange(0, BV)
-    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
     lane = tl.arange(0, C)
-    for first in range(0, total, C):
-        rows = lane + first
-        live = rows < total
-        step = rows
-        is_node = (step >= 0) & (step < length)
+    state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
+    k_base = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
+    v_base = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh
+    for begin in range(0, total, 1 * C):
+        live = lane + begin + 0 * C < total
+        # Rows beyond the last hold the last: what is made of them is dropped.
+        row = tl.minimum(lane + begin + 0 * C, total - 1)
+        step = row
+        is_node = row < total
         here = (on_path != 0)[None, :] & (position[None, :] == step[:, None])
         node = tl.sum(tl.where(here, all_nodes[None, :], 0), axis=1)
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, 0, DK, DK_PAD,
-        )
-        v = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node & live, tile * BV, DV, BV,
-        )
+        k_rows = k_base + node * stride_kn
+        v_rows = v_base + node * stride_vn
+        k_0 = rows_at(k_rows, 0 * WIDTH, DK, WIDTH)
+        k_1 = rows_at(k_rows, 1 * WIDTH, DK, WIDTH)
+        k_2 = rows_at(k_rows, 2 * WIDTH, DK, WIDTH)
+        k_3 = rows_at(k_rows, 3 * WIDTH, DK, WIDTH)
+        # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
+        largest = tl.abs(k_0)
+        largest = tl.maximum(largest, tl.abs(k_1))
+        largest = tl.maximum(largest, tl.abs(k_2))
+        largest = tl.maximum(largest, tl.abs(k_3))
+        k_scale = tl.where(tl.max(largest, axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
+        k_0 = k_0 * k_scale.to(k_0.dtype)[:, None]
+        k_1 = k_1 * k_scale.to(k_1.dtype)[:, None]
+        k_2 = k_2 * k_scale.to(k_2.dtype)[:, None]
+        k_3 = k_3 * k_scale.to(k_3.dtype)[:, None]
         a_rows = a_ptr + b64 * stride_ab + start * stride_an + h * stride_ah
         b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
         first_gate = load_wide(a_rows + node * stride_an, is_node)
@@ -351,26 +372,43 @@ def gdn_commit_k128v128g2_bf16_raw_lossless_n16_6d360450(
         g, beta = gate_values(gate_a, gate_b, a_log.to(tl.float32), dt_bias.to(tl.float32), beta_scale)
         g = tl.where(live, g, 0.0)
         beta = tl.where(live, beta, 0.0)
-        k_squares = diagonal(gram(k, k))
-        k_scale = row_scale(k_squares)
-        k = scaled_rows(k, k_scale)
-        if tl.min(k_scale, axis=0) < 1.0:
-            k_squares = diagonal(gram(k, k))
-        k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
-        k_off = half_residual(k_squares + EPS * k_scale * k_scale, k_norm)
+        grams = gram(k_0, k_0) + gram(k_1, k_1) + gram(k_2, k_2) + gram(k_3, k_3)
+        squares = diagonal(grams)
+        k_norm = inverse_root(squares + EPS * k_scale * k_scale)
+        k_off = half_residual(squares + EPS * k_scale * k_scale, k_norm)
         step_whole, step_part = split_gate(g)
         whole = tl.cumsum(step_whole, axis=0)
         part = tl.cumsum(step_part, axis=0)
-        mask = (lane[:, None] >= lane[None, :]) & live[:, None]
-        erase = normed(gram(k, k), k_norm, k_off, k_norm, k_off)
-        erase = erase * pair_decay(mask, whole, part, whole, part) * beta[:, None]
-        erase = tl.where(lane[:, None] == lane[None, :], 0.0, erase)
-        reach = tl.exp(whole + part)
-        ks = state_keys(s, k)
-        x = tl.trans(v).to(tl.float32) - (reach * k_norm)[None, :] * ks
-        u = solve_triangle(x * beta[None, :], erase, C)
         last_whole = tl.sum(step_whole, axis=0)
         last_part = tl.sum(step_part, axis=0)
-        tail = tl.exp((last_whole - whole) + (last_part - part)) * k_norm
-        s = state_update(u * tl.where(live, tail, 0.0)[None, :], k, s * precise_exp(last_whole + last_part))
-    store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)
+        decay = precise_exp(last_whole + last_part)
+        tail = tl.exp((last_whole - whole) + (last_part - part))
+        weight = tl.exp(whole + part) * k_norm
+        mask = (lane[:, None] > lane[None, :]) & live[:, None]
+        erase = tl.where(mask, normed(grams, k_norm, k_off, k_norm, k_off), 0.0) * pair_decay(mask, whole, part, whole, part)
+        inverse, left = solve_factors(erase * beta[:, None], C)
+        written = tl.where(live, tail * k_norm, 0.0)
+        if begin > 0:
+            # The state as the chunks before left it, by other threads.
+            tl.debug_barrier()
+        for above in range(0, BV, STEP):
+            columns = tile * BV + above + tl.arange(0, STEP)
+            in_dv = columns < DV
+            v = tl.load(v_rows[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
+            s_0 = load_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_1 = load_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_2 = load_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, DK, WIDTH).to(tl.float32)
+            s_3 = load_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, DK, WIDTH).to(tl.float32)
+            # One turn. What a loop carries has the layout that its products give it, and no other beside it.
+            for _ in range(0, tl.minimum(total, 1)):
+                ks = state_keys(s_0, k_0) + state_keys(s_1, k_1) + state_keys(s_2, k_2) + state_keys(s_3, k_3)
+                x = (v.to(tl.float32) - weight[None, :] * ks) * beta[None, :]
+                u = substitute(x, inverse, left, C // 4 - 1) * written[None, :]
+                s_0 = s_0 * decay + state_change(u, k_0)
+                s_1 = s_1 * decay + state_change(u, k_1)
+                s_2 = s_2 * decay + state_change(u, k_2)
+                s_3 = s_3 * decay + state_change(u, k_3)
+            store_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, s_0, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, s_1, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, s_2, DK, WIDTH)
+            store_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, s_3, DK, WIDTH)

@@ -16,7 +16,7 @@ VARIANTS = {
     "steps": get_variant("commit", "steps").config({"bv": 32, "warps": 1, "tiles": 1}),
     "blocks": get_variant("commit", "blocks").config({"bv": 32, "block": 4, "warps": 1}),
     "path": get_variant("commit", "path").config(
-        {"bv": 32, "chunk": 16, "dot": "tf32x3", "solve": "tf32x3", "warps": 1}
+        {"bv": 32, "step": 16, "chunk": 16, "dot": "tf32x3", "slice": 32, "registers": 168, "warps": 1}
     ),
 }
 

@@ -1,4 +1,8 @@
-"""Commit of all layers in one launch, by a solve: a program rewrites a value tile of a head of a layer."""
+"""Commit of all layers in one launch, by a solve on tensor cores, for chains and long paths.
+
+A program makes what a solve takes of a chunk of tokens once, and walks with it over its value columns. Their rows of
+the state stay in the registers of a warp's products.
+"""
 
 from __future__ import annotations
 
@@ -10,11 +14,14 @@ from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config, GpuLimits, KernelPlan, Param, Variant
 from bole_runtime.kernels.variants import common as c
 
-CHUNK = Param("chunk", (16, 32), "tokens of the accepted path folded at a time")
+CHUNK = Param("chunk", (16, 32), "tokens of the accepted path folded in a pass over the value columns, 16 at a time")
+STEP = Param("step", (16, 32, 64), "value columns in registers at a time")
 DOT = Param(
     "dot", ("bf16", "bf16x2", "bf16x3", "tf32", "tf32x3", "ieee"), "precision of products with the state", ordered=False
 )
-PARAMS = (c.BV, CHUNK, DOT, c.SOLVE, c.WARPS)
+SLICE = Param("slice", (32, 64, 128), "key dims of a tensor of the state, whose terms and changes are held at a time")
+REGISTERS = Param("registers", (0, 128, 168, 200), "most registers a thread may take; 0: any number")
+PARAMS = (c.BV, STEP, CHUNK, DOT, SLICE, REGISTERS, c.WARPS)
 
 
 def dots(problem: Problem) -> tuple[str, ...]:
@@ -28,21 +35,33 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     del gpu
     if config["dot"] not in dots(problem):
         return f"dot={config['dot']} does not keep {problem.precision} for {problem.in_dtype} keys"
-    if config["solve"] != c.solves("lossless")[0]:
-        return "a commit solves at full precision: its error stays in the state"
     if config["bv"] > c.power_of_two(problem.dv):
         return f"bv={config['bv']} is wider than dv={problem.dv}"
-    if config["bv"] < 16:
-        return "a value tile needs at least 16 columns"
-    if config["bv"] * c.power_of_two(problem.dk) > 256 * 32 * config["warps"]:
+    if config["step"] > config["bv"]:
+        return f"step={config['step']} is wider than bv={config['bv']}"
+    if config["step"] < 16 * config["warps"]:
+        return "a warp holds whole rows of the state, 16 at least"
+    if config["slice"] > c.power_of_two(problem.dk, 32):
+        return f"slice={config['slice']} is wider than dk={problem.dk}"
+    if config["step"] * c.power_of_two(problem.dk) > 128 * 32 * config["warps"]:
         return "the state tile does not fit a program's registers"
     return None
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
-    del gpu
-    bv = max(16, min(c.power_of_two(problem.dv), 32, 128 * 32 // c.power_of_two(problem.dk)))
-    return COMMIT.config({"bv": bv, "chunk": 16, "dot": dots(problem)[0], "solve": "tf32x3", "warps": 4})
+    # A program a head makes what a solve takes once; few heads are spread over more programs.
+    columns = 16 if problem.work < gpu.sms else 64 if problem.work < 8 * gpu.sms else 128
+    return COMMIT.config(
+        {
+            "bv": min(c.power_of_two(problem.dv), columns),
+            "step": 16,
+            "chunk": 32 if problem.pending else 16,
+            "dot": dots(problem)[0],
+            "slice": 32,
+            "registers": 168,
+            "warps": 1,
+        }
+    )
 
 
 def _element_types(problem: Problem) -> list[str]:
@@ -64,7 +83,13 @@ _ACTIONS = {
 
 
 def layer_plans(
-    template: str, what: str, problem: Problem, config: Config, sizes: dict[str, tuple[Any, str]], **more: Any
+    template: str,
+    what: str,
+    problem: Problem,
+    config: Config,
+    sizes: dict[str, tuple[Any, str]],
+    registers: int = 0,
+    **more: Any,
 ) -> tuple[KernelPlan, ...]:
     """The same text with pointers from arguments (one layer) or from a table in device memory (all layers)."""
     tiles = config.as_dict().get("tiles", 1)
@@ -92,7 +117,8 @@ def layer_plans(
             **more,
         )
         stem = c.stem(problem, f"{what}_layers" if table else what, state=table)
-        plans.append(KernelPlan(template, stem, ctx, config["warps"], 1, commit_arguments(problem, table)))
+        arguments = commit_arguments(problem, table)
+        plans.append(KernelPlan(template, stem, ctx, config["warps"], 1, arguments, registers=registers))
     return tuple(plans)
 
 
@@ -117,11 +143,16 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         problem,
         config,
         {
-            "C": (config["chunk"], "tokens folded at a time"),
-            "LEVELS": c.solve_levels(config["chunk"]),
+            "C": (16, "tokens of a chunk"),
+            "STEP": (config["step"], "value columns in registers at a time"),
+            "WIDTH": (min(config["slice"], c.power_of_two(problem.dk)), "key dims of a tensor of the state"),
         },
-        **c.solve_context(problem, config),
-        MAKES_R=c.erases(problem),
+        registers=config["registers"],
+        CHUNKS=config["chunk"] // 16,
+        SLICES=-(-problem.dk // config["slice"]),
+        SPLIT_KEYS=True,
+        MAKES_R=True,
+        SOLVE_TERMS=2 if c.erases(problem) and not config["dot"].startswith("bf16") else 0,
         EXACT_NORMS=c.exact_norms(problem),
         DOT=config["dot"],
     )
@@ -138,6 +169,11 @@ COMMIT = Variant(
     plans=_plans,
     grids=grids,
     workspace=no_workspace,
-    # A solve rounds once more than the recurrence: 64 tokens that nearly repeat a key, with beta near 2, are 7e-6 off.
-    narrow=lambda problem, gpu: {"chunk": lambda _: not c.erases(problem)},
+    # Each is the fewest instructions for its purpose: a program a head, narrower ones, two warps of it, one chunk.
+    starts=(
+        {"bv": 128, "step": 16, "slice": 32, "registers": 168, "warps": 1},
+        {"bv": 64, "step": 16, "slice": 32, "registers": 168, "warps": 1},
+        {"bv": 128, "step": 32, "slice": 32, "registers": 0, "warps": 2},
+        {"bv": 128, "step": 64, "slice": 128, "registers": 0, "warps": 4},
+    ),
 )

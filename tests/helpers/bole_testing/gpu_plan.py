@@ -113,7 +113,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     make_entry(pin("fused", bv=32, warps=4, mix="tf32"), "fast", nodes=60),
     make_entry(pin("fused", bv=32), nodes=9, dims=ODD, heads=(1, 3), packed=True, pending=5, capture=True),
     make_entry(pin("fused", orient="state", bv=16, warps=4), nodes=33, dims=ODD, types=(FP16, FP16), mode="ready"),
-    make_entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "chunk": 16, "warps": 8})),
+    make_entry(pin("two_stage", orient="nodes", bv=64, commit={"bv": 64, "step": 64, "chunk": 16, "warps": 4})),
     make_entry(pin("two_stage", pdl=True, mix_store="bf16", bv=128, warps=8, commit={"dot": "tf32"}), "fast"),
     make_entry(pin("two_stage", bk=128, stages=3, bv=64, warps=4, prefetch=False, programs=0), dims=WIDE),
     make_entry(
