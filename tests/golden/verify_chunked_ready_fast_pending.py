@@ -50,6 +50,25 @@ def narrow(wide):
 
 
 @triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
 def inverse_root(x):
     """1 / sqrt(x)."""
     return tl.rsqrt(x)
@@ -220,7 +239,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
+def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_0e35b710(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -332,18 +351,16 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
         node_i = rows_i - plength
         is_pending_i = rows_i < plength
         is_node_i = (node_i >= 0) & (node_i < count)
-        ring_i = (pstart + rows_i) % pcapacity
+        ring_i = pstart + rows_i
+        ring_i = tl.where(ring_i < pcapacity, ring_i, ring_i - pcapacity)
         words_i = words_base + node_i * stride_wn
         live_i = is_pending_i | live_bits(words_i, is_node_i, node_i)
-        k_i = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
+        k_at_i = tl.where(
+            is_pending_i,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring_i * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_i * stride_kn,
         )
-        pending_k_i = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring_i, is_pending_i, 0, DK, DK_PAD,
-        )
-        k_i = tl.where(is_pending_i[:, None], pending_k_i, k_i)
+        k_i = wanted_rows_at(k_at_i, is_pending_i | (is_node_i & live_i), 0, DK, DK_PAD)
         q_i = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node_i, is_node_i & live_i, 0, DK, DK_PAD,
@@ -352,22 +369,21 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
         first_gate = load_wide(g_rows + node_i * stride_gn, is_node_i)
         second_gate = load_wide(beta_rows + node_i * stride_betan, is_node_i)
+        pending_gates = kept * stride_pgs + ring_i * stride_pgn + h
+        pending_g = load_wide(pg_ptr + pending_gates, is_pending_i)
+        pending_beta = load_wide(pbeta_ptr + pending_gates, is_pending_i)
         g_i = narrow(first_gate).to(tl.float32)
         beta_i = narrow(second_gate).to(tl.float32)
-        pending_gates = kept * stride_pgs + ring_i * stride_pgn + h
-        g_i = tl.where(is_pending_i, tl.load(pg_ptr + pending_gates, mask=is_pending_i, other=0.0), g_i)
-        beta_i = tl.where(is_pending_i, tl.load(pbeta_ptr + pending_gates, mask=is_pending_i, other=0.0), beta_i)
+        g_i = tl.where(is_pending_i, narrow(pending_g), g_i)
+        beta_i = tl.where(is_pending_i, narrow(pending_beta), beta_i)
         g_i = tl.where(live_i, g_i, 0.0)
         beta_i = tl.where(live_i, beta_i, 0.0)
-        v_i = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node_i, is_node_i & live_i, tile * BV, DV, BV,
+        v_at_i = tl.where(
+            is_pending_i,
+            pv_ptr + kept * stride_pvs + h * stride_pvh + ring_i * stride_pvn,
+            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + node_i * stride_vn,
         )
-        pending_v_i = load_rows(
-            pv_ptr + kept * stride_pvs + h * stride_pvh,
-            stride_pvn, ring_i, is_pending_i, tile * BV, DV, BV,
-        )
-        v_i = tl.where(is_pending_i[:, None], pending_v_i, v_i)
+        v_i = wanted_rows_at(v_at_i, is_pending_i | (is_node_i & live_i), tile * BV, DV, BV)
         if ck_ptr is not None:
             store_rows(
                 cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,
@@ -391,18 +407,21 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
             node_j = rows_j - plength
             is_pending_j = rows_j < plength
             is_node_j = (node_j >= 0) & (node_j < count)
-            ring_j = (pstart + rows_j) % pcapacity
+            ring_j = pstart + rows_j
+            ring_j = tl.where(ring_j < pcapacity, ring_j, ring_j - pcapacity)
             words_j = words_base + node_j * stride_wn
             live_j = is_pending_j | live_bits(words_j, is_node_j, node_j)
             g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
             beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
             first_gate = load_wide(g_rows + node_j * stride_gn, is_node_j)
             second_gate = load_wide(beta_rows + node_j * stride_betan, is_node_j)
+            pending_gates = kept * stride_pgs + ring_j * stride_pgn + h
+            pending_g = load_wide(pg_ptr + pending_gates, is_pending_j)
+            pending_beta = load_wide(pbeta_ptr + pending_gates, is_pending_j)
             g_j = narrow(first_gate).to(tl.float32)
             beta_j = narrow(second_gate).to(tl.float32)
-            pending_gates = kept * stride_pgs + ring_j * stride_pgn + h
-            g_j = tl.where(is_pending_j, tl.load(pg_ptr + pending_gates, mask=is_pending_j, other=0.0), g_j)
-            beta_j = tl.where(is_pending_j, tl.load(pbeta_ptr + pending_gates, mask=is_pending_j, other=0.0), beta_j)
+            g_j = tl.where(is_pending_j, narrow(pending_g), g_j)
+            beta_j = tl.where(is_pending_j, narrow(pending_beta), beta_j)
             g_j = tl.where(live_j, g_j, 0.0)
             beta_j = tl.where(live_j, beta_j, 0.0)
             mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
@@ -435,18 +454,16 @@ def gdn_verify_chunked_k128v128g2_bf16_sfp32_ready_fast_n128p16_88f45088(
             node_j = rows_j - plength
             is_pending_j = rows_j < plength
             is_node_j = (node_j >= 0) & (node_j < count)
-            ring_j = (pstart + rows_j) % pcapacity
+            ring_j = pstart + rows_j
+            ring_j = tl.where(ring_j < pcapacity, ring_j, ring_j - pcapacity)
             words_j = words_base + node_j * stride_wn
             live_j = is_pending_j | live_bits(words_j, is_node_j, node_j)
-            k_j = load_rows(
-                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-                stride_kn, node_j, is_node_j & live_j, 0, DK, DK_PAD,
+            k_at_j = tl.where(
+                is_pending_j,
+                pk_ptr + kept * stride_pks + kh * stride_pkh + ring_j * stride_pkn,
+                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_j * stride_kn,
             )
-            pending_k_j = load_rows(
-                pk_ptr + kept * stride_pks + kh * stride_pkh,
-                stride_pkn, ring_j, is_pending_j, 0, DK, DK_PAD,
-            )
-            k_j = tl.where(is_pending_j[:, None], pending_k_j, k_j)
+            k_j = wanted_rows_at(k_at_j, is_pending_j | (is_node_j & live_j), 0, DK, DK_PAD)
             k_j = scaled_rows(k_j, tl.load(sums_base + 3 * ROWS + rows_j))
             mask = ancestor_bits(words_i, is_node_i, node_j, count) != 0
             mask = mask | (is_pending_j[None, :] & (rows_i[:, None] >= rows_j[None, :]) & live_i[:, None])

@@ -2,7 +2,7 @@
 # template: verify_fused.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 16 pending 16
-# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=fp16, warps=4, prefetch=True, stack=False)
+# config: fused(orient=state, bv=16, state_dot=bf16, mix=bf16, solve=fp16, warps=4, prefetch=True, stack=True)
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify fused, fast."""
 
@@ -31,6 +31,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -46,6 +56,25 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -221,6 +250,37 @@ def state_product(x, s, acc):
     return tl.dot(s, tl.trans(x), acc)
 
 
+@triton.jit
+def upper_and_lower(x):
+    """The two halves of the rows of a matrix."""
+    R: tl.constexpr = x.shape[0] // 2
+    return tl.split(tl.permute(tl.reshape(x, (2, R, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit
+def upper(x):
+    """The upper half of the rows of a matrix.
+
+    As a sum: Triton 3.6 gives halves of a split the layout of the product that reads them, and fails to lower the split.
+    """
+    R: tl.constexpr = x.shape[0] // 2
+    pairs = tl.reshape(x, (2, R, x.shape[1]))
+    return tl.sum(tl.where(tl.arange(0, 2)[:, None, None] == 0, pairs, 0.0), axis=0)
+
+
+@triton.jit
+def left_and_right(x):
+    """The two halves of the columns of a matrix."""
+    R: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, R)), (0, 2, 1)))
+
+
+@triton.jit
+def halves(x):
+    """The two halves of a vector."""
+    return tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
+
+
 @triton.jit(
     do_not_specialize=[
 "pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "batch",
@@ -234,7 +294,7 @@ def state_product(x, s, acc):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_2e4983d5(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -335,7 +395,10 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
-    ring = (pstart + rows) % pcapacity
+    ring = pstart + rows
+    ring = tl.where(ring < pcapacity, ring, ring - pcapacity)
+    # Rows beyond the last node hold the last: what is made of them is dropped. So is what is made of queries of the chain.
+    row = tl.minimum(tl.maximum(node, 0), count - 1)
 
     # Ask for everything before waiting for anything.
     words = load_wide(words_base + node * stride_wn, is_node)
@@ -343,36 +406,37 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
     b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
     first_gate = load_wide(a_rows + node * stride_an, is_node)
     second_gate = load_wide(b_rows + node * stride_bn, is_node)
+    pending_gates = kept * stride_pgs + ring * stride_pgn + h
+    pending_g = load_wide(pg_ptr + pending_gates, is_pending)
+    pending_beta = load_wide(pbeta_ptr + pending_gates, is_pending)
     a_log = tl.load(a_log_ptr + h)
     dt_bias = tl.load(dt_bias_ptr + h)
     depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node, mask=is_node, other=0)
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node, tile * BV, DV, BV,
+    v_at = tl.where(
+        is_pending,
+        pv_ptr + kept * stride_pvs + h * stride_pvh + ring * stride_pvn,
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + row * stride_vn,
     )
-    pending_v = load_rows(
-        pv_ptr + kept * stride_pvs + h * stride_pvh,
-        stride_pvn, ring, is_pending, tile * BV, DV, BV,
+    v = rows_at(v_at, tile * BV, DV, BV)
+
+    # k rows above q rows: one load to wait for, and one Gram matrix.
+    stacked = tl.arange(0, 2 * ROWS)
+    is_key = stacked < ROWS
+    stacked_node = stacked % ROWS - plength
+    stacked_ring = pstart + stacked
+    stacked_ring = tl.where(stacked_ring < pcapacity, stacked_ring, stacked_ring - pcapacity)
+    stacked_row = tl.minimum(tl.maximum(stacked_node, 0), count - 1)
+    k_at = tl.where(
+        stacked < plength,
+        pk_ptr + kept * stride_pks + kh * stride_pkh + stacked_ring * stride_pkn,
+        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + stacked_row * stride_kn,
     )
-    v = tl.where(is_pending[:, None], pending_v, v)
-    k = tl.zeros([ROWS, DK_PAD], dtype=k_ptr.dtype.element_ty)
-    q = tl.zeros([ROWS, DK_PAD], dtype=q_ptr.dtype.element_ty)
+    q_at = q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh + stacked_row * stride_qn
+    kq = tl.zeros([2 * ROWS, DK_PAD], dtype=k_ptr.dtype.element_ty)
     s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
-        )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, 0, DK, DK_PAD,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node, 0, DK, DK_PAD,
-        )
+        kq = rows_at(tl.where(is_key, k_at, q_at), 0, DK, DK_PAD)
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
 
@@ -385,9 +449,8 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
     gate_a = narrow(first_gate).to(tl.float32)
     gate_b = narrow(second_gate).to(tl.float32)
     g, beta = gate_values(gate_a, gate_b, a_log.to(tl.float32), dt_bias.to(tl.float32), beta_scale)
-    pending_gates = kept * stride_pgs + ring * stride_pgn + h
-    g = tl.where(is_pending, tl.load(pg_ptr + pending_gates, mask=is_pending, other=0.0), g)
-    beta = tl.where(is_pending, tl.load(pbeta_ptr + pending_gates, mask=is_pending, other=0.0), beta)
+    g = tl.where(is_pending, narrow(pending_g), g)
+    beta = tl.where(is_pending, narrow(pending_beta), beta)
     g = tl.where(live, g, 0.0)
     beta = tl.where(live, beta, 0.0)
     if ck_ptr is not None:
@@ -401,29 +464,25 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
             tl.store(cbeta_ptr + gate_rows, beta, mask=is_node)
             if h % GROUP == 0:
                 store_rows(
-                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
-                    stride_ckn, node, is_node, 0, k, DK, DK_PAD,
+                    ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked_node,
+                    is_key & (stacked_node >= 0) & (stacked_node < count) & (slot >= 0), 0, kq, DK, DK_PAD,
                 )
 
     # R = P (I + A)^-1 diag(beta): what the output takes from each pseudo-value's right-hand side.
     mask = ancestor_bits(words, is_node, node, count) != 0
     mask = mask | (is_pending[None, :] & (rows[:, None] >= rows[None, :]) & live[:, None])
-    products = gram(q, k)
-    erase = gram(k, k)
-    k_squares = diagonal(erase)
-    q_squares = diagonal(gram(q, q))
+    grams = gram(kq, kq)
+    kq_squares = diagonal(grams)
     # Rows too large to square are scaled, and the eps under their root with them.
-    k_scale = row_scale(k_squares)
-    q_scale = row_scale(q_squares)
-    if tl.min(tl.minimum(k_scale, q_scale), axis=0) < 1.0:
-        k_fit = scaled_rows(k, k_scale)
-        q_fit = scaled_rows(q, q_scale)
-        products = gram(q_fit, k_fit)
-        erase = gram(k_fit, k_fit)
-        k_squares = diagonal(erase)
-        q_squares = diagonal(gram(q_fit, q_fit))
-    k_norm = inverse_root(k_squares + EPS * k_scale * k_scale)
-    q_norm = inverse_root(q_squares + EPS * q_scale * q_scale)
+    kq_scale = row_scale(kq_squares)
+    if tl.min(kq_scale, axis=0) < 1.0:
+        kq_fit = scaled_rows(kq, kq_scale)
+        grams = gram(kq_fit, kq_fit)
+        kq_squares = diagonal(grams)
+    kq_norm = inverse_root(kq_squares + EPS * kq_scale * kq_scale)
+    k_norm, q_norm = halves(kq_norm)
+    k_scale, q_scale = halves(kq_scale)
+    erase, products = upper_and_lower(left_and_right(grams)[0])
     products = products * q_norm[:, None] * k_norm[None, :]
     erase = erase * k_norm[:, None] * k_norm[None, :]
     products = tl.where(mask, products, 0.0)
@@ -443,13 +502,11 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_71006b0b(
     q_weight = reach * scale * q_norm
 
     # The committed state, read once.
-    k = scaled_rows(k, k_scale)
-    q = scaled_rows(q, q_scale)
-    ks = tl.zeros([BV, ROWS], dtype=tl.float32)
-    qs = tl.zeros([BV, ROWS], dtype=tl.float32)
+    kq = scaled_rows(kq, kq_scale)
+    both = tl.zeros([BV, 2 * ROWS], dtype=tl.float32)
     s = s.to(tl.bfloat16)
-    ks = state_product(k, s, ks)
-    qs = state_product(q, s, qs)
+    both = state_product(kq, s, both)
+    ks, qs = left_and_right(both)
     x = tl.trans(v).to(tl.float32) - k_weight[None, :] * ks
     x = tl.where(live[None, :], x, 0.0)
     o = tl.where(live[None, :], q_weight[None, :] * qs, 0.0)

@@ -171,7 +171,7 @@ def pair_power(mask, row_whole, col_whole, row_part, col_part):
 "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_914772da(
+def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_8bdd10c9(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -276,14 +276,16 @@ def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_914772da(
     node_0 = rows_0 - plength
     is_pending_0 = rows_0 < plength
     is_node_0 = (node_0 >= 0) & (node_0 < count)
-    ring_0 = (pstart + rows_0) % pcapacity
+    ring_0 = pstart + rows_0
+    ring_0 = tl.where(ring_0 < pcapacity, ring_0, ring_0 - pcapacity)
     words_0 = load_wide(words_base + node_0 * stride_wn, is_node_0)
     words_0 = narrow(words_0)
     live_0 = is_pending_0 | (((words_0 >> (node_0 & 31)) & 1) != 0)
     node_1 = rows_1 - plength
     is_pending_1 = rows_1 < plength
     is_node_1 = (node_1 >= 0) & (node_1 < count)
-    ring_1 = (pstart + rows_1) % pcapacity
+    ring_1 = pstart + rows_1
+    ring_1 = tl.where(ring_1 < pcapacity, ring_1, ring_1 - pcapacity)
     words_1 = load_wide(words_base + node_1 * stride_wn, is_node_1)
     words_1 = narrow(words_1)
     live_1 = is_pending_1 | (((words_1 >> (node_1 & 31)) & 1) != 0)
@@ -301,28 +303,22 @@ def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_914772da(
     lowest = tl.zeros([C, BK], dtype=tl.float32)
     largest = tl.zeros([C, BK], dtype=tl.float32)
     for d0 in tl.range(0, DK, BK, num_stages=STAGES):
-        k_0 = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node_0, is_node_0 & live_0, d0, DK, BK,
+        k_at_0 = tl.where(
+            is_pending_0,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring_0 * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_0 * stride_kn,
         )
-        pending_k_0 = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring_0, is_pending_0, d0, DK, BK,
-        )
-        k_0 = tl.where(is_pending_0[:, None], pending_k_0, k_0)
+        k_0 = wanted_rows_at(k_at_0, is_pending_0 | (is_node_0 & live_0), d0, DK, BK)
         q_0 = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node_0, is_node_0 & live_0, d0, DK, BK,
         )
-        k_1 = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node_1, is_node_1 & live_1, d0, DK, BK,
+        k_at_1 = tl.where(
+            is_pending_1,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring_1 * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_1 * stride_kn,
         )
-        pending_k_1 = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring_1, is_pending_1, d0, DK, BK,
-        )
-        k_1 = tl.where(is_pending_1[:, None], pending_k_1, k_1)
+        k_1 = wanted_rows_at(k_at_1, is_pending_1 | (is_node_1 & live_1), d0, DK, BK)
         q_1 = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node_1, is_node_1 & live_1, d0, DK, BK,
@@ -379,28 +375,22 @@ def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_914772da(
         products_10 = tl.zeros([C, C], dtype=tl.float32)
         products_11 = tl.zeros([C, C], dtype=tl.float32)
         for d0 in range(0, DK, BK):
-            k_0 = load_rows(
-                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-                stride_kn, node_0, is_node_0 & live_0, d0, DK, BK,
+            k_at_0 = tl.where(
+                is_pending_0,
+                pk_ptr + kept * stride_pks + kh * stride_pkh + ring_0 * stride_pkn,
+                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_0 * stride_kn,
             )
-            pending_k_0 = load_rows(
-                pk_ptr + kept * stride_pks + kh * stride_pkh,
-                stride_pkn, ring_0, is_pending_0, d0, DK, BK,
-            )
-            k_0 = tl.where(is_pending_0[:, None], pending_k_0, k_0)
+            k_0 = wanted_rows_at(k_at_0, is_pending_0 | (is_node_0 & live_0), d0, DK, BK)
             q_0 = load_rows(
                 q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
                 stride_qn, node_0, is_node_0 & live_0, d0, DK, BK,
             )
-            k_1 = load_rows(
-                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-                stride_kn, node_1, is_node_1 & live_1, d0, DK, BK,
+            k_at_1 = tl.where(
+                is_pending_1,
+                pk_ptr + kept * stride_pks + kh * stride_pkh + ring_1 * stride_pkn,
+                k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_1 * stride_kn,
             )
-            pending_k_1 = load_rows(
-                pk_ptr + kept * stride_pks + kh * stride_pkh,
-                stride_pkn, ring_1, is_pending_1, d0, DK, BK,
-            )
-            k_1 = tl.where(is_pending_1[:, None], pending_k_1, k_1)
+            k_1 = wanted_rows_at(k_at_1, is_pending_1 | (is_node_1 & live_1), d0, DK, BK)
             q_1 = load_rows(
                 q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
                 stride_qn, node_1, is_node_1 & live_1, d0, DK, BK,

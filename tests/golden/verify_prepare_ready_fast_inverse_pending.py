@@ -2,7 +2,7 @@
 # template: verify_prepare.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state any gates ready fast nodes 16 pending 16
-# config: solve=fp16 row_block=32 gather=together share=False mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 row_block=32 gather=stacked share=False mix_store=bf16 pdl=True chain=True
 # launch: num_warps=2 num_stages=1
 """Gated DeltaNet: verify prepare, fast."""
 
@@ -29,6 +29,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -44,6 +54,25 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -193,6 +222,37 @@ def gram(x, y):
     return tl.dot(x, tl.trans(y))
 
 
+@triton.jit
+def upper_and_lower(x):
+    """The two halves of the rows of a matrix."""
+    R: tl.constexpr = x.shape[0] // 2
+    return tl.split(tl.permute(tl.reshape(x, (2, R, x.shape[1])), (1, 2, 0)))
+
+
+@triton.jit
+def upper(x):
+    """The upper half of the rows of a matrix.
+
+    As a sum: Triton 3.6 gives halves of a split the layout of the product that reads them, and fails to lower the split.
+    """
+    R: tl.constexpr = x.shape[0] // 2
+    pairs = tl.reshape(x, (2, R, x.shape[1]))
+    return tl.sum(tl.where(tl.arange(0, 2)[:, None, None] == 0, pairs, 0.0), axis=0)
+
+
+@triton.jit
+def left_and_right(x):
+    """The two halves of the columns of a matrix."""
+    R: tl.constexpr = x.shape[1] // 2
+    return tl.split(tl.permute(tl.reshape(x, (x.shape[0], 2, R)), (0, 2, 1)))
+
+
+@triton.jit
+def halves(x):
+    """The two halves of a vector."""
+    return tl.split(tl.trans(tl.reshape(x, (2, x.shape[0] // 2))))
+
+
 @triton.jit(
     do_not_specialize=[
 "pcapacity", "stride_pgs", "stride_pgn", "nodes", "heads", "batch",
@@ -205,7 +265,7 @@ def gram(x, y):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_6fadf655(
+def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_3412badf(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -314,7 +374,10 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_6fadf655(
     node_i = rows_i - plength
     is_pending_i = rows_i < plength
     is_node_i = (node_i >= 0) & (node_i < count)
-    ring_i = (pstart + rows_i) % pcapacity
+    ring_i = pstart + rows_i
+    ring_i = tl.where(ring_i < pcapacity, ring_i, ring_i - pcapacity)
+    # Rows beyond the last node hold the last: what is made of them is dropped. So is what is made of queries of the chain.
+    row_i = tl.minimum(tl.maximum(node_i, 0), count - 1)
 
     # Ask for everything before waiting for anything.
     words_i = load_wide(words_base + node_i * stride_wn, is_node_i)
@@ -322,25 +385,25 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_6fadf655(
     beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h0 * stride_betah
     first_gate0 = load_wide(g_rows + node_i * stride_gn, is_node_i)
     second_gate0 = load_wide(beta_rows + node_i * stride_betan, is_node_i)
+    pending_gates = kept * stride_pgs + ring_i * stride_pgn + h0
+    pending_g0 = load_wide(pg_ptr + pending_gates, is_pending_i)
+    pending_beta0 = load_wide(pbeta_ptr + pending_gates, is_pending_i)
     depths = tl.load(depths_ptr + b64 * (stride_wb // stride_wn) + start + node_i, mask=is_node_i, other=0)
-    k_i = tl.zeros([C, DK_PAD], dtype=k_ptr.dtype.element_ty)
-    q_i = tl.zeros([C, DK_PAD], dtype=q_ptr.dtype.element_ty)
-    # One turn. Operands loaded in a loop are not waited for inside it.
-    for _ in range(0, tl.minimum(nodes, 1)):
-        k_i = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node_i, is_node_i, 0, DK, DK_PAD,
-        )
-        pending_k_i = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring_i, is_pending_i, 0, DK, DK_PAD,
-        )
-        k_i = tl.where(is_pending_i[:, None], pending_k_i, k_i)
-        q_i = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node_i, is_node_i, 0, DK, DK_PAD,
-        )
 
+    # k rows above q rows: one load to wait for, and one Gram matrix.
+    stacked = tl.arange(0, 2 * C)
+    is_key = stacked < C
+    stacked_node = stacked % C - plength
+    stacked_ring = pstart + stacked
+    stacked_ring = tl.where(stacked_ring < pcapacity, stacked_ring, stacked_ring - pcapacity)
+    stacked_row = tl.minimum(tl.maximum(stacked_node, 0), count - 1)
+    k_at = tl.where(
+        stacked < plength,
+        pk_ptr + kept * stride_pks + kh * stride_pkh + stacked_ring * stride_pkn,
+        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + stacked_row * stride_kn,
+    )
+    q_at = q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh + stacked_row * stride_qn
+    kq = rows_at(tl.where(is_key, k_at, q_at), 0, DK, DK_PAD)
     # R of a padding request is of anything, and not read. Nothing of it is captured.
     is_node_i = is_node_i & (slot >= 0)
     words_i = narrow(words_i)
@@ -348,27 +411,23 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_6fadf655(
     if ck_ptr is not None:
         if h0 % GROUP == 0:
             store_rows(
-                ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK,
-                stride_ckn, node_i, is_node_i, 0, k_i, DK, DK_PAD,
+                ck_ptr + b64 * stride_ckb + start * stride_ckn + kh * DK, stride_ckn, stacked_node,
+                is_key & (stacked_node >= 0) & (stacked_node < count) & (slot >= 0), 0, kq, DK, DK_PAD,
             )
     mask = ancestor_bits(words_i, is_node_i, node_i, count) != 0
     mask = mask | (is_pending_i[None, :] & (rows_i[:, None] >= rows_i[None, :]) & live_i[:, None])
-    products = gram(q_i, k_i)
-    erase = gram(k_i, k_i)
-    k_squares = diagonal(erase)
-    q_squares = diagonal(gram(q_i, q_i))
+    grams = gram(kq, kq)
+    kq_squares = diagonal(grams)
     # Rows too large to square are scaled, and the eps under their root with them.
-    k_scale_i = row_scale(k_squares)
-    q_scale_i = row_scale(q_squares)
-    if tl.min(tl.minimum(k_scale_i, q_scale_i), axis=0) < 1.0:
-        k_fit = scaled_rows(k_i, k_scale_i)
-        q_fit = scaled_rows(q_i, q_scale_i)
-        products = gram(q_fit, k_fit)
-        erase = gram(k_fit, k_fit)
-        k_squares = diagonal(erase)
-        q_squares = diagonal(gram(q_fit, q_fit))
-    k_norm_i = inverse_root(k_squares + EPS * k_scale_i * k_scale_i)
-    q_norm_i = inverse_root(q_squares + EPS * q_scale_i * q_scale_i)
+    kq_scale = row_scale(kq_squares)
+    if tl.min(kq_scale, axis=0) < 1.0:
+        kq_fit = scaled_rows(kq, kq_scale)
+        grams = gram(kq_fit, kq_fit)
+        kq_squares = diagonal(grams)
+    kq_norm = inverse_root(kq_squares + EPS * kq_scale * kq_scale)
+    k_norm_i, q_norm_i = halves(kq_norm)
+    k_scale_i, q_scale_i = halves(kq_scale)
+    erase, products = upper_and_lower(left_and_right(grams)[0])
     products = products * q_norm_i[:, None] * k_norm_i[None, :]
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
     products = tl.where(mask, products, 0.0)
@@ -376,9 +435,8 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_6fadf655(
     steps = tl.minimum(tl.max(depths, axis=0) + plength, ROWS - 1)
     g_i = narrow(first_gate0).to(tl.float32)
     beta_i = narrow(second_gate0).to(tl.float32)
-    pending_gates = kept * stride_pgs + ring_i * stride_pgn + h0
-    g_i = tl.where(is_pending_i, tl.load(pg_ptr + pending_gates, mask=is_pending_i, other=0.0), g_i)
-    beta_i = tl.where(is_pending_i, tl.load(pbeta_ptr + pending_gates, mask=is_pending_i, other=0.0), beta_i)
+    g_i = tl.where(is_pending_i, narrow(pending_g0), g_i)
+    beta_i = tl.where(is_pending_i, narrow(pending_beta0), beta_i)
     g_i = tl.where(live_i, g_i, 0.0)
     beta_i = tl.where(live_i, beta_i, 0.0)
     if ck_ptr is not None:

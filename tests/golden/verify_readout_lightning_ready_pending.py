@@ -30,6 +30,16 @@ def load_rows(ptr, stride_n, row, row_ok, first, DIM: tl.constexpr, WIDTH: tl.co
 
 
 @triton.jit
+def load_any_rows(ptr, stride_n, row, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of rows that all exist: no masks, which zero registers first and mix them with what is loaded."""
+    d = first + tl.arange(0, WIDTH)
+    at = ptr + row[:, None] * stride_n + d[None, :]
+    if DIM % WIDTH != 0:
+        return tl.load(at, mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at)
+
+
+@triton.jit
 def load_wide(ptr, ok):
     """One value a row, repeated in columns; 0 where not wanted. See narrow().
 
@@ -45,6 +55,25 @@ def load_wide(ptr, ok):
 def narrow(wide):
     """The value of each row."""
     return tl.max(wide, axis=1)
+
+
+@triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
 
 
 @triton.jit
@@ -87,7 +116,7 @@ def state_product(x, s, acc):
 "pstart_ptr",
     ],
 )
-def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_6e182cd5(
+def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_a6d4692a(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -175,15 +204,17 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_6e182cd
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
-    ring = (pstart + rows) % pcapacity
+    ring = pstart + rows
+    ring = tl.where(ring < pcapacity, ring, ring - pcapacity)
+    # Rows beyond the last node hold the last: what is made of them is dropped. So is what is made of queries of the chain.
+    row = tl.minimum(tl.maximum(node, 0), count - 1)
     words = load_wide(words_base + node * stride_wn, is_node)
     q = tl.zeros([ROWS, DK_PAD], dtype=q_ptr.dtype.element_ty)
     s = tl.zeros([BV, BK], dtype=state_ptr.dtype.element_ty)
     # One turn. Operands loaded in a loop are not waited for inside it.
     for _ in range(0, tl.minimum(nodes, 1)):
-        q = load_rows(
-            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
-            stride_qn, node, is_node, 0, DK, DK_PAD,
+        q = load_any_rows(
+            q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh, stride_qn, row, 0, DK, DK_PAD
         )
         state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
         s = load_rows(state_rows, stride_sr, cols, (cols < DV) & (slot >= 0), 0, DK, BK)
@@ -194,15 +225,12 @@ def lightning_verify_readout_k128v128g1_bf16_sfp32_ready_lossless_n16p16_6e182cd
     words = tl.where(slot < 0, 0, words)
     words = narrow(words)
     live = is_pending | (((words >> (node & 31)) & 1) != 0)
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node & live, tile * BV, DV, BV,
+    v_at = tl.where(
+        is_pending,
+        pv_ptr + kept * stride_pvs + h * stride_pvh + ring * stride_pvn,
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + node * stride_vn,
     )
-    pending_v = load_rows(
-        pv_ptr + kept * stride_pvs + h * stride_pvh,
-        stride_pvn, ring, is_pending, tile * BV, DV, BV,
-    )
-    v += pending_v
+    v = wanted_rows_at(v_at, is_pending | (is_node & live), tile * BV, DV, BV)
     if cv_ptr is not None:
         store_rows(
             cv_ptr + b64 * stride_cvb + start * stride_cvn + h * DV,

@@ -50,6 +50,25 @@ def narrow(wide):
 
 
 @triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
 def inverse_root(x):
     """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
     return tl.div_rn(1.0, tl.sqrt_rn(x))
@@ -109,7 +128,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n32p16_e1b29144(
+def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n32p16_1c8e9492(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -216,26 +235,21 @@ def gdn_verify_readout_k128v128g2_bf16_sfp32_ready_lossless_n32p16_e1b29144(
         node = rows - plength
         is_pending = rows < plength
         is_node = (node >= 0) & (node < count)
-        ring = (pstart + rows) % pcapacity
+        ring = pstart + rows
+        ring = tl.where(ring < pcapacity, ring, ring - pcapacity)
         words = load_wide(words_base + node * stride_wn, is_node)
-        v = load_rows(
-            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-            stride_vn, node, is_node, tile * BV, DV, BV,
+        v_at = tl.where(
+            is_pending,
+            pv_ptr + kept * stride_pvs + h * stride_pvh + ring * stride_pvn,
+            v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + node * stride_vn,
         )
-        pending_v = load_rows(
-            pv_ptr + kept * stride_pvs + h * stride_pvh,
-            stride_pvn, ring, is_pending, tile * BV, DV, BV,
+        v = wanted_rows_at(v_at, is_pending | (is_node), tile * BV, DV, BV)
+        k_at = tl.where(
+            is_pending,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node * stride_kn,
         )
-        v = tl.where(is_pending[:, None], pending_v, v)
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node, 0, DK, DK_PAD,
-        )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, 0, DK, DK_PAD,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
+        k = wanted_rows_at(k_at, is_pending | (is_node), 0, DK, DK_PAD)
         q = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node, is_node, 0, DK, DK_PAD,

@@ -51,6 +51,25 @@ def narrow(wide):
 
 
 @triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
 def inverse_root(x):
     """1 / sqrt(x), rounded: what it is off by acts on every node of a repeated key."""
     return tl.div_rn(1.0, tl.sqrt_rn(x))
@@ -275,7 +294,7 @@ def state_product(x, s, acc):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
+def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_21a0b5c6(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -395,7 +414,8 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
-    ring = (pstart + rows) % pcapacity
+    ring = pstart + rows
+    ring = tl.where(ring < pcapacity, ring, ring - pcapacity)
     words = load_wide(words_base + node * stride_wn, is_node)
     words = narrow(words)
     live = is_pending | (((words >> (node & 31)) & 1) != 0)
@@ -408,15 +428,12 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
     beta = tl.load(beta_rows + node * stride_betan, mask=is_node & live, other=0.0).to(tl.float32)
     pending_rows = pbeta_ptr + kept * stride_pbetas + ring * stride_pbetan + h * stride_pbetah
     beta += tl.load(pending_rows, mask=is_pending, other=0.0).to(tl.float32)
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node & live, tile * BV, DV, BV,
+    v_at = tl.where(
+        is_pending,
+        pv_ptr + kept * stride_pvs + h * stride_pvh + ring * stride_pvn,
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + node * stride_vn,
     )
-    pending_v = load_rows(
-        pv_ptr + kept * stride_pvs + h * stride_pvh,
-        stride_pvn, ring, is_pending, tile * BV, DV, BV,
-    )
-    v = tl.where(is_pending[:, None], pending_v, v)
+    v = wanted_rows_at(v_at, is_pending | (is_node & live), tile * BV, DV, BV)
     mask = ancestor_bits(words, is_node, node, count) != 0
     mask = mask | (is_pending[None, :] & (rows[:, None] >= rows[None, :]) & live[:, None])
     strict = mask & (rows[:, None] != rows[None, :])
@@ -432,15 +449,12 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
     live_all = live
     is_pending_all = is_pending
     ring_all = ring
-    k_all = load_rows(
-        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-        stride_kn, node_all, is_node_all & live_all, 0, DK, DK_PAD,
+    k_at_all = tl.where(
+        is_pending_all,
+        pk_ptr + kept * stride_pks + kh * stride_pkh + ring_all * stride_pkn,
+        k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node_all * stride_kn,
     )
-    pending_k_all = load_rows(
-        pk_ptr + kept * stride_pks + kh * stride_pkh,
-        stride_pkn, ring_all, is_pending_all, 0, DK, DK_PAD,
-    )
-    k_all = tl.where(is_pending_all[:, None], pending_k_all, k_all)
+    k_all = wanted_rows_at(k_at_all, is_pending_all | (is_node_all & live_all), 0, DK, DK_PAD)
     q_all = load_rows(
         q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
         stride_qn, node_all, is_node_all & live_all, 0, DK, DK_PAD,
@@ -464,15 +478,12 @@ def comba_verify_slices_k128v128g2_bf16_sfp32_ready_lossless_n16p16_5475694d(
     erase = tl.zeros([ROWS, ROWS], dtype=tl.float32)
     f_squares = tl.zeros([ROWS], dtype=tl.float32)
     for d0 in tl.range(0, DK, BK, num_stages=STAGES):
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, d0, DK, BK,
+        k_at = tl.where(
+            is_pending,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node * stride_kn,
         )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, d0, DK, BK,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
+        k = wanted_rows_at(k_at, is_pending | (is_node & live), d0, DK, BK)
         q = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node, is_node & live, d0, DK, BK,

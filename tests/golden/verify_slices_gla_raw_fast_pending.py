@@ -49,6 +49,25 @@ def narrow(wide):
 
 
 @triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
 def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """The reverse of load_rows."""
     d = first + tl.arange(0, WIDTH)
@@ -164,7 +183,7 @@ def state_product(x, s, acc):
 "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_77d46b38(
+def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_154262b4(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -260,20 +279,18 @@ def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_77d46b38(
     node = rows - plength
     is_pending = rows < plength
     is_node = (node >= 0) & (node < count)
-    ring = (pstart + rows) % pcapacity
+    ring = pstart + rows
+    ring = tl.where(ring < pcapacity, ring, ring - pcapacity)
     words = load_wide(words_base + node * stride_wn, is_node)
     words = narrow(words)
     live = is_pending | (((words >> (node & 31)) & 1) != 0)
     gk_rows = gk_ptr + b64 * stride_gkb + start * stride_gkn + h * stride_gkh
-    v = load_rows(
-        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh,
-        stride_vn, node, is_node & live, tile * BV, DV, BV,
+    v_at = tl.where(
+        is_pending,
+        pv_ptr + kept * stride_pvs + h * stride_pvh + ring * stride_pvn,
+        v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh + node * stride_vn,
     )
-    pending_v = load_rows(
-        pv_ptr + kept * stride_pvs + h * stride_pvh,
-        stride_pvn, ring, is_pending, tile * BV, DV, BV,
-    )
-    v += pending_v
+    v = wanted_rows_at(v_at, is_pending | (is_node & live), tile * BV, DV, BV)
     mask = ancestor_bits(words, is_node, node, count) != 0
     mask = mask | (is_pending[None, :] & (rows[:, None] >= rows[None, :]) & live[:, None])
     if ck_ptr is not None:
@@ -288,15 +305,12 @@ def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_77d46b38(
     # Channels whose sums of gates are far apart are rare, and left for later: a loop without another in it can be pipelined.
     strong = 0
     for d0 in tl.range(0, DK, BK, num_stages=STAGES):
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, d0, DK, BK,
+        k_at = tl.where(
+            is_pending,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node * stride_kn,
         )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, d0, DK, BK,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
+        k = wanted_rows_at(k_at, is_pending | (is_node & live), d0, DK, BK)
         q = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node, is_node & live, d0, DK, BK,
@@ -329,15 +343,12 @@ def gla_verify_slices_k128v128g1_bf16_sfp32_raw_fast_n16p16_77d46b38(
         q = q * decay
         qs = state_product(q.to(tl.float32), s, qs)
     for d0 in range(0, tl.where(strong > 0, DK, 0), BK):
-        k = load_rows(
-            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh,
-            stride_kn, node, is_node & live, d0, DK, BK,
+        k_at = tl.where(
+            is_pending,
+            pk_ptr + kept * stride_pks + kh * stride_pkh + ring * stride_pkn,
+            k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh + node * stride_kn,
         )
-        pending_k = load_rows(
-            pk_ptr + kept * stride_pks + kh * stride_pkh,
-            stride_pkn, ring, is_pending, d0, DK, BK,
-        )
-        k = tl.where(is_pending[:, None], pending_k, k)
+        k = wanted_rows_at(k_at, is_pending | (is_node & live), d0, DK, BK)
         q = load_rows(
             q_ptr + b64 * stride_qb + start * stride_qn + kh * stride_qh,
             stride_qn, node, is_node & live, d0, DK, BK,

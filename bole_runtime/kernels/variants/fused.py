@@ -24,8 +24,6 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     reason = check_precision(problem, config, whole=True) or c.check_tile(problem, config)
     if reason:
         return reason
-    if config["stack"] and problem.pending:
-        return "k rows of two segments are not stacked with q rows"
     if config["stack"] and not c.erases(problem):
         return "k rows of an additive family do not meet the state"
     reason = check_compiler(problem, config, narrow=True, stack=config["stack"])
@@ -40,8 +38,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
     bv = min(c.power_of_two(problem.dv), 32 if few and not (c.tile_rows(problem) == 64 and mix == "bf16") else wide)
     bv = min(bv, 128 * 128 // c.power_of_two(problem.dk))
     state_dot = c.row_dots(problem)[0]
-    stack = not problem.pending and c.erases(problem)
-    stack = stack and not stacked_product(problem, state_dot, mix)
+    stack = c.erases(problem) and not stacked_product(problem, state_dot, mix)
     orient, warps = "nodes" if few else "state", c.default_warps(problem, bv)
     return FUSED.config(
         {
@@ -74,7 +71,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         PREFETCH=config["prefetch"],
         STACK=config["stack"],
         WHOLE=True,
-        CLAMPED=not problem.pending,
+        CLAMPED=True,
         UNREAD=True,
         MAKES_R=True,
         EXACT_NORMS=c.exact_norms(problem),

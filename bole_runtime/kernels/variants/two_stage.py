@@ -64,8 +64,8 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
         return f"prepare_warps={config['prepare_warps']} have no work on {block} rows"
     if config["gather"] != "apart" and block < rows:
         return "k and q are gathered where all rows are in one block"
-    if config["gather"] == "stacked" and (problem.pending or not c.erases(problem)):
-        return "k rows of two segments, or of an additive family, are not stacked with q rows"
+    if config["gather"] == "stacked" and not c.erases(problem):
+        return "k rows of an additive family are not stacked with q rows"
     if config["mix_store"] == "bf16" and (problem.precision != "fast" or config["mix"] != "bf16" or rows > block):
         return "R in bf16 is for the fast profile, a bf16 product and R of one block of rows"
     if config["prefetch"] and config["bk"] < c.power_of_two(problem.dk, 32):
@@ -105,7 +105,7 @@ def _gather(problem: Problem, rows: int) -> str:
     # Of 64 rows, both at once do not fit the registers.
     if rows > 32:
         return "apart"
-    return "together" if problem.pending or not c.erases(problem) else "stacked"
+    return "stacked" if c.erases(problem) else "together"
 
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
@@ -168,7 +168,7 @@ def readout_plan(problem: Problem, config: Config, mix_store: str, chain: bool, 
         PERSIST=bool(config["programs"]),
         UNREAD=True,
         WHOLE=True,
-        CLAMPED=not config["programs"] and not problem.pending,
+        CLAMPED=not config["programs"],
         ORIENT=config["orient"],
         STATE_DOT=config["state_dot"],
         MIX=config["mix"],
@@ -210,7 +210,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         },
         BLOCKS=blocks,
         GATHER=config["gather"],
-        CLAMPED=blocks == 1 and not problem.pending,
+        CLAMPED=blocks == 1,
         HEADS=_heads(problem, config),
         MIX_STORE=config["mix_store"],
         PDL=config["pdl"],
