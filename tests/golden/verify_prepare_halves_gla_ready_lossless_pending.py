@@ -49,6 +49,25 @@ def narrow(wide):
 
 
 @triton.jit
+def rows_at(at, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """WIDTH dims from `first` of rows that begin at the addresses `at` and all exist."""
+    d = first + tl.arange(0, WIDTH)
+    if DIM % WIDTH != 0:
+        return tl.load(at[:, None] + d[None, :], mask=(d < DIM)[None, :], other=0.0)
+    return tl.load(at[:, None] + d[None, :])
+
+
+@triton.jit
+def wanted_rows_at(at, row_ok, first, DIM: tl.constexpr, WIDTH: tl.constexpr):
+    """The same of some rows; 0 where not wanted."""
+    d = first + tl.arange(0, WIDTH)
+    wanted = row_ok[:, None]
+    if DIM % WIDTH != 0:
+        wanted = wanted & (d < DIM)[None, :]
+    return tl.load(at[:, None] + d[None, :], mask=wanted, other=0.0)
+
+
+@triton.jit
 def store_rows(ptr, stride_n, row, row_ok, first, value, DIM: tl.constexpr, WIDTH: tl.constexpr):
     """The reverse of load_rows."""
     d = first + tl.arange(0, WIDTH)
@@ -171,7 +190,7 @@ def pair_power(mask, row_whole, col_whole, row_part, col_part):
 "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_8bdd10c9(
+def gla_verify_prepare_halves_k128v128g1_bf16_ready_lossless_n16p16_c8341f1e(
     q_ptr,
     k_ptr,
     v_ptr,

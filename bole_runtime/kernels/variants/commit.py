@@ -169,6 +169,8 @@ COMMIT = Variant(
     plans=_plans,
     grids=grids,
     workspace=no_workspace,
+    # Most of it is what a chunk is prepared with, once for many tiles; fewer registers make room for more programs.
+    spills=1024,
     # Each is the fewest instructions for its purpose: a program a head, narrower ones, two warps of it, one chunk.
     starts=(
         {"bv": 128, "step": 16, "slice": 32, "registers": 168, "warps": 1},
