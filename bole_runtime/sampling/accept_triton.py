@@ -128,6 +128,9 @@ def accept_kernel(
             top, best, wrong = leader(row, tops, size, GROUP, ROWS * GROUP)
             flags = tl.where(wrong, flags | 1, flags)
             token = best.to(tl.int64)
+            given = 0.0
+            if METHOD == 2:
+                given = tl.sum(read(page + 2 * width, groups, 0.0, GROUPS), axis=0)
             if METHOD > 0:
                 one_hot = wrong | cold
                 cut = lowest_key(SHIFT)
@@ -162,7 +165,6 @@ def accept_kernel(
                     token = drawn.to(tl.int64)
             if METHOD == 2:
                 cut = cut.to(tl.int32)
-                given = tl.sum(read(page + 2 * width, groups, 0.0, GROUPS), axis=0)
                 usable = given < float("inf")  # not NaN either
                 flags = tl.where(usable | wrong, flags, flags | 2)
                 # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.

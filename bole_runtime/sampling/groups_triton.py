@@ -20,8 +20,8 @@ from bole_runtime.sampling.parts_triton import key_of, load_row, weights
 def meet(counter, turn, SPLIT: tl.constexpr):
     """Wait until all programs of the request have finished their share of pass ``turn``; return the next turn.
 
-    A page is written again two passes later. By then each program has come to the meeting in between, which it does
-    after it has read the page.
+    A page is written again two passes later. By then each program has come to the meeting in between, so it has to
+    read what it needs of a page before that: before its own next pass.
     """
     tl.debug_barrier()
     if SPLIT > 1:

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import torch
 from bole_testing.accept_calls import same_on_both
+from bole_testing.side_by_side import run_side_by_side
 
 from bole_runtime import SamplingParams, TreeBatch, accept
-from bole_runtime.sampling import launch_triton, target_probs
+from bole_runtime.sampling import accept_triton, launch_triton, target_probs
 
 pytestmark = pytest.mark.interpreter
 
@@ -122,3 +123,27 @@ def test_several_rejections_at_a_node(tile: int, params: dict[str, Any]) -> None
     got = same_on_both(call)
     assert int(got.lengths.min()) == 1
     assert int(got.lengths.max()) > 1
+
+
+@pytest.mark.parametrize("seed", [0, 1])
+def test_programs_of_a_request_side_by_side(monkeypatch: pytest.MonkeyPatch, seed: int) -> None:
+    # A program that is ahead must not write a page that another still has to read: searches, then rejections.
+    baton = run_side_by_side(monkeypatch, seed)
+    tuning = launch_triton.Tuning(group=4, filter_group=4, tile=4, block=16, stages=1, split=2)
+    monkeypatch.setattr(launch_triton, "TUNING", tuning)
+    monkeypatch.setattr(accept_triton, "multiprocessors", lambda device: 132)
+    gen = torch.Generator().manual_seed(seed)
+    tree = TreeBatch.from_parents(torch.tensor([[-1, 0, 0, 1, 1]]).expand(2, -1))
+    logits = torch.randn(2, 5, SIZE, generator=gen)
+    draft = (torch.randn(2, 5, SIZE, generator=gen) + logits).softmax(-1)
+    tokens = draft[:, 0].topk(5, dim=-1).indices.roll(1, 1)
+    numbers = torch.rand(2, 5, 2, generator=gen) * 0.6 + 0.4
+    params = SamplingParams(2, top_k=[0, 5], top_p=0.9)
+    for method, extra in (("sample", {}), ("rejection", {"draft_probs": draft})):
+        same_on_both(
+            lambda m=method, e=extra: accept(
+                logits.half(), tokens, tree, method=m, params=params, uniforms=numbers, **e
+            )
+        )
+    same_on_both(lambda: accept(logits.half(), tokens, tree))
+    assert baton.passed > 100
