@@ -5,7 +5,9 @@
 Every operation is captured in a CUDA graph, several times with tensors of its own so that logits are cold in L2, and
 the median of the replays is divided by their number. The floor of an acceptance is the bytes of the rows of logits that
 its walk visits over the copy bandwidth of the run; the other operations move next to nothing, their floor is their
-launches. Before a time counts, the outputs are compared with those of the torch code on the same tensors.
+launches. Before a time counts, the outputs are compared with those of the torch code on the same tensors. Two orders of
+summing 150,000 small weights may part by a token where a draw falls next to a boundary, so the last token of a request,
+the one that is drawn, may be up to 16 ids from the other's if all else is equal. Every other difference is WRONG.
 
 Exit status: 0 done, 1 a wrong result, 2 no GPU or bad arguments. --check-only compares without timing.
 """
@@ -35,6 +37,7 @@ from bole_runtime.budget import allocate
 from bole_runtime.tree import parents_from_links
 
 COLD_BYTES = 256 << 20
+NEIGHBOURS = 16
 
 
 @dataclass
@@ -46,12 +49,31 @@ class Operation:
         make: given a device and a seed, returns a launch and the tensors that it fills.
         visited: bytes that a launch cannot avoid reading, given what it filled; None where that is next to nothing.
         bytes: memory of one copy.
+        draws: whether the tensors are those of an acceptance whose last token is drawn by a cumulative sum.
     """
 
     name: str
     make: Callable[[str, int], tuple[Callable[[], Any], list[torch.Tensor]]]
     visited: Callable[[list[torch.Tensor]], float] | None
     bytes: int
+    draws: bool = False
+
+
+def same_results(got: list[torch.Tensor], wanted: list[torch.Tensor], draws: bool) -> bool:
+    """Return whether two results are the same, up to neighbouring tokens in place of the last one where it is drawn.
+
+    Args:
+        got: with ``draws`` path, tokens, lengths and status of an acceptance.
+        wanted: likewise.
+        draws: whether the last token of a request may be a neighbour.
+    """
+    if draws:
+        path, tokens, lengths, _ = wanted
+        steps = torch.arange(path.shape[1], device=path.device)
+        last = steps == (lengths - 1).unsqueeze(1)
+        near = last & ((got[1] - tokens).abs() <= NEIGHBOURS) & (got[1] >= 0)
+        got = [got[0], torch.where(near, tokens, got[1]), *got[2:]]
+    return all(torch.equal(a, b) for a, b in zip(got, wanted, strict=True))
 
 
 def _links(parents: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,7 +111,13 @@ def _accept(batch: int, nodes: int, vocabulary: int, dtype: torch.dtype, method:
     size = batch * nodes * vocabulary * dtype.itemsize
     name = f"accept {method}" + (", top-k, top-p" if filters else "")
     draft = 2 if method == "rejection" else 1
-    return Operation(name, make, lambda out: draft * float(out[2].sum()) * vocabulary * dtype.itemsize, size * draft)
+    return Operation(
+        name,
+        make,
+        lambda out: draft * float(out[2].sum()) * vocabulary * dtype.itemsize,
+        size * draft,
+        draws=method != "greedy",
+    )
 
 
 def operations(batch: int, nodes: int, vocabulary: int, dtype: torch.dtype) -> Iterator[Operation]:
@@ -172,7 +200,7 @@ def main(arguments: list[str] | None = None) -> int:
                 set_backend("torch")
                 launch()
                 set_backend(None)
-                same = all(torch.equal(a, b) for a, b in zip(got, made, strict=True))
+                same = same_results(got, made, operation.draws)
                 wrong |= not same
                 row: list[object] = [batch, nodes, operation.name, "ok" if same else "WRONG"]
                 if not args.check_only:

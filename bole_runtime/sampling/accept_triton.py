@@ -1,4 +1,4 @@
-"""The walk on the device: one launch, one program a request, only visited rows of logits are read."""
+"""The walk on the device: one launch, some programs a request, only visited rows of logits are read."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -9,14 +9,16 @@ import triton
 import triton.language as tl
 
 from bole_runtime.sampling.acceptance import AcceptCall
-from bole_runtime.sampling.parts_triton import STAGES, cut_key, draw, tile_masses, uniform
-from bole_runtime.sampling.reject_triton import prepare, subtract
+from bole_runtime.sampling.cut_triton import listed, searched
+from bole_runtime.sampling.groups_triton import draw_in, leader, meet, page_of, pick, pick_token, read, survey
+from bole_runtime.sampling.launch_triton import multiprocessors, shape_of
+from bole_runtime.sampling.parts_triton import lowest_key, uniform
+from bole_runtime.sampling.reject_triton import left_over, note, subtract
 
 _GREEDY, _SAMPLE, _REJECT, _PREDICTED = 0, 1, 2, 3
 _METHODS = {"greedy": _GREEDY, "sample": _SAMPLE, "rejection": _REJECT, "predicted": _PREDICTED}
 #: Low bits of an fp32 that a wider cast leaves empty: the search for a cut skips them.
 _SHIFT = {torch.float32: 0, torch.float16: 13, torch.bfloat16: 16}
-_BLOCK = 2048
 
 
 @triton.jit
@@ -27,10 +29,12 @@ def accept_kernel(
     temperature, top_k, top_p, min_p,  # [B], or unused
     draft, draft_stride_b, draft_stride_n,
     seeds, positions, uniforms,
-    scratch,  # fp32 [2, B, V] with METHOD 2: the residual of the target, and of the draft
-    masses,  # fp32 [B, TILES] with METHOD 1 and 2
+    stats,  # fp32 [B, 2, METHOD + 1, width]: what passes leave of each group
+    notes,  # int32 [B, SPLIT, LIST + 3 max_nodes]: groups listed, rejections
+    counters,  # int32 [B, 32], zeros, a line of memory each: meetings, where SPLIT > 1
     accepted, path, lengths, bonus, new_tokens, source, target, status,
     size,  # vocabulary
+    width,  # groups, rounded up to a multiple of 16
     max_nodes,
     max_total,
     steps,  # max_depth + 1
@@ -43,10 +47,22 @@ def accept_kernel(
     SHIFT: tl.constexpr,
     NODES_P2: tl.constexpr,
     STEPS_P2: tl.constexpr,
-    TILES: tl.constexpr,  # tiles of a row, rounded up to a power of two
-    BLOCK: tl.constexpr,
+    GROUP: tl.constexpr,  # logits of a group
+    GROUPS: tl.constexpr,  # groups of a row, rounded up to a power of two
+    LIST: tl.constexpr,  # groups that the filters look into
+    ROWS: tl.constexpr,  # groups of a block
+    SPLIT: tl.constexpr,  # programs of a request
+    STAGES: tl.constexpr,  # blocks in flight
 ):  # fmt: skip
-    request = tl.program_id(0).to(tl.int64)
+    program = tl.program_id(0)
+    request = (program // SPLIT).to(tl.int64)
+    rank = program % SPLIT
+    groups = (size + GROUP - 1) // GROUP
+    KINDS: tl.constexpr = METHOD + 1
+    stats += request * (2 * KINDS * width)
+    notes += program.to(tl.int64) * (LIST + 3 * max_nodes)
+    history = notes + LIST
+    counter = counters + request * 32
     index = tl.arange(0, NODES_P2)
     if PACKED:
         start = tl.load(offsets + request).to(tl.int64)
@@ -71,6 +87,7 @@ def accept_kernel(
         heat = tl.load(temperature + request)
         if TOP_K:
             kept = tl.load(top_k + request)
+            kept = tl.where(kept < size, kept, 0)
         if TOP_P:
             mass_kept = tl.load(top_p + request)
         if MIN_P:
@@ -79,7 +96,8 @@ def accept_kernel(
             seed = tl.load(seeds + request)
             position = tl.load(positions + request).to(tl.int64)
     cold = heat <= 1e-5
-    heat = tl.where(cold, 1.0, heat)
+    # Not 0, so that a logit of -inf has no weight even where the temperature is infinite.
+    rate = tl.maximum(1.4426950408889634 / tl.where(cold, 1.0, heat), 1e-30)
 
     root = tl.min(tl.where(live & (parent == -1), index, NODES_P2), axis=0)
     node = tl.where(root < NODES_P2, root, -1)
@@ -87,6 +105,7 @@ def accept_kernel(
     last_token = tl.full([], -1, tl.int64)
     flags = tl.full([], 0, tl.int32)
     step = tl.full([], 0, tl.int32)
+    turn = tl.full([], 0, tl.int32)
     while (node >= 0) & (step < steps):
         flat = start + node
         below = live & (parent == node)
@@ -98,111 +117,134 @@ def accept_kernel(
             token = tl.maximum(given, 0)
         else:
             row = logits_row + node.to(tl.int64) * logits_stride_n
-            top, best, wrong = _largest(row, size, BLOCK)
+            draft_at = draft_row + node.to(tl.int64) * draft_stride_n
+            page = page_of(stats, turn, width, KINDS)
+            survey(
+                row, draft_at, page, width, size, groups, rank, rate,
+                METHOD > 0, METHOD == 2, GROUP, ROWS, SPLIT, STAGES,
+            )  # fmt: skip
+            turn = meet(counter, turn, SPLIT)
+            tops = read(page, groups, float("-inf"), GROUPS)
+            top, best, wrong = leader(row, tops, size, GROUP, ROWS * GROUP)
             flags = tl.where(wrong, flags | 1, flags)
             token = best.to(tl.int64)
+            given = 0.0
+            if METHOD == 2:
+                given = tl.sum(read(page + 2 * width, groups, 0.0, GROUPS), axis=0)
             if METHOD > 0:
                 one_hot = wrong | cold
-                cut = cut_key(row, size, top, heat, kept, mass_kept, TOP_K, TOP_P, SHIFT, BLOCK)
-                tiles = masses + request * TILES
-                sums, total = tile_masses(
-                    row, tiles, size, top, best, heat, cut, least, one_hot, False, SHIFT, TILES, BLOCK
-                )
+                cut = lowest_key(SHIFT)
+                total = tl.full([], 1.0, tl.float32)
                 if GIVEN:
                     number = tl.load(uniforms + flat * 2 + 1)
                 else:
                     number = uniform(seed, position + step + 1, 0)
-                if METHOD == 1:
-                    drawn = draw(
-                        row, sums, total * number, size, top, best, heat, cut, least, one_hot, False,
-                        SHIFT, TILES, BLOCK,
-                    )  # fmt: skip
-                    token = drawn.to(tl.int64)
-                else:
-                    probs = scratch + request * size
-                    rest = scratch + (tl.num_programs(0) + request) * size
-                    usable = prepare(
-                        row, draft_row + node.to(tl.int64) * draft_stride_n, probs, rest,
-                        size, top, best, heat, cut, least, one_hot, total, SHIFT, BLOCK,
-                    )  # fmt: skip
-                    flags = tl.where(usable | wrong, flags, flags | 2)
-                    next_child = tl.min(tl.where(below, index, NODES_P2), axis=0)
-                    rank = tl.full([], 1, tl.int32)
-                    while (next_child < NODES_P2) & (child < 0) & (~wrong):
-                        held = tl.sum(tl.where(index == next_child, token_of, 0), axis=0)
-                        known = (held >= 0) & (held < size)
-                        at = tl.minimum(tl.maximum(held, 0), size - 1)
-                        p = tl.load(probs + at)
-                        q = tl.load(rest + at)
-                        if GIVEN:
-                            chance = tl.load(uniforms + (start + next_child) * 2)
-                        else:
-                            chance = uniform(seed, position + step + 1, rank)
-                        counts = known & (q > 0)
-                        taken = counts & (chance * q < p)
-                        child = tl.where(taken, next_child, child)
-                        if counts & (~taken):
-                            subtract(probs, rest, at, size, BLOCK)
-                        next_child = tl.min(tl.where(below & (index > next_child), index, NODES_P2), axis=0)
-                        rank += 1
-                    if child < 0:
-                        sums, total = tile_masses(
-                            probs, tiles, size, top, best, heat, cut, least, False, True, SHIFT, TILES, BLOCK
-                        )
-                        drawn = draw(
-                            probs, sums, total * number, size, top, best, heat, cut, least, False, True,
-                            SHIFT, TILES, BLOCK,
+                if not one_hot:
+                    masses = read(page + width, groups, 0.0, GROUPS)
+                    masses = tl.where(tops > float("-inf"), masses * tl.exp2((tops - top) * rate), 0.0)
+                    total = tl.sum(masses, axis=0)
+                    filtered = tl.full([], 0, tl.int1)
+                    if TOP_K | TOP_P | MIN_P:
+                        filtered = (kept > 0) | (mass_kept < 1) | (least > 0)
+                    if filtered:
+                        every = total
+                        decided, cut, total, drawn = listed(
+                            row, notes, tops, size, groups, every, number,
+                            top, best, rate, kept, mass_kept, least, LIST, GROUP, GROUPS, SHIFT,
                         )  # fmt: skip
-                        token = tl.where(wrong, best, drawn).to(tl.int64)
-                    tl.debug_barrier()  # the next step writes the scratch again
+                        if not decided:
+                            cut, total, drawn, turn = searched(
+                                row, stats, width, counter, turn, size, groups, rank, every, number,
+                                top, best, rate, kept, mass_kept, least, cut,
+                                KINDS, SHIFT, GROUP, GROUPS, ROWS, SPLIT, STAGES,
+                            )  # fmt: skip
+                    else:
+                        goal = total * number
+                        group, below_it = pick(masses, goal, GROUPS)
+                        drawn = draw_in(row, group, below_it, goal, size, top, best, rate, cut, 0.0, GROUP, SHIFT)
+                    token = drawn.to(tl.int64)
+            if METHOD == 2:
+                cut = cut.to(tl.int32)
+                usable = given < float("inf")  # not NaN either
+                flags = tl.where(usable | wrong, flags, flags | 2)
+                # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.
+                scale = tl.where(tl.abs(given - 1) < 1e-5, 1.0, 1 / tl.maximum(given, 1e-30))
+                mass = tl.full([], 0.0, tl.float32)
+                rejected = tl.full([], 0, tl.int32)
+                next_child = tl.min(tl.where(below, index, NODES_P2), axis=0)
+                rank_of = tl.full([], 1, tl.int32)
+                while (next_child < NODES_P2) & (child < 0) & usable & (~wrong):
+                    held = tl.sum(tl.where(index == next_child, token_of, 0), axis=0)
+                    known = (held >= 0) & (held < size)
+                    at = tl.minimum(tl.maximum(held, 0), size - 1).to(tl.int32)
+                    p, q = left_over(
+                        row, draft_at, history, rejected, at, size,
+                        top, best, rate, cut, least, one_hot, 1 / total, scale, SHIFT,
+                    )  # fmt: skip
+                    if GIVEN:
+                        chance = tl.load(uniforms + (start + next_child) * 2)
+                    else:
+                        chance = uniform(seed, position + step + 1, rank_of)
+                    counts = known & (q > 0)
+                    taken = counts & (chance * q < p)
+                    child = tl.where(taken, next_child, child)
+                    if counts & (~taken):
+                        page = page_of(stats, turn, width, KINDS)
+                        subtract(
+                            row, draft_at, history, rejected, at, page, width, size, groups, rank,
+                            top, best, rate, cut, least, one_hot, 1 / total, scale,
+                            SHIFT, GROUP, ROWS, SPLIT, STAGES,
+                        )  # fmt: skip
+                        turn = meet(counter, turn, SPLIT)
+                        mass = tl.sum(read(page, groups, 0.0, GROUPS), axis=0)
+                        note(history, rejected, at, mass, tl.sum(read(page + width, groups, 0.0, GROUPS), axis=0))
+                        rejected += 1
+                    next_child = tl.min(tl.where(below & (index > next_child), index, NODES_P2), axis=0)
+                    rank_of += 1
+                if (child < 0) & (rejected > 0):
+                    page = page_of(stats, turn - 1, width, KINDS)
+                    if mass > 0:
+                        left = read(page, groups, 0.0, GROUPS) * (1 / tl.maximum(mass, 2e-38))
+                    else:
+                        left = read(page + 2 * width, groups, 0.0, GROUPS)
+                    goal = tl.sum(left, axis=0) * number
+                    group, below_it = pick(left, goal, GROUPS)
+                    at = group * GROUP + tl.arange(0, GROUP)
+                    p, q = left_over(
+                        row, draft_at, history, rejected, at, size,
+                        top, best, rate, cut, least, one_hot, 1 / total, scale, SHIFT,
+                    )  # fmt: skip
+                    token = pick_token(p, at, below_it, goal, best, size).to(tl.int64)
         if METHOD != 2:
             found = tl.min(tl.where(below & (token_of == token), index, NODES_P2), axis=0)
             child = tl.where((found < NODES_P2) & (~wrong), found, -1)
         follow = tl.sum(tl.where(index == child, token_of, 0), axis=0)
-        place = request * steps + step
-        tl.store(path + place, node)
-        tl.store(source + place, flat)
-        tl.store(target + place, start + step)
-        tl.store(new_tokens + place, tl.where(child >= 0, follow, token))
+        if rank == 0:
+            place = request * steps + step
+            tl.store(path + place, node)
+            tl.store(source + place, flat)
+            tl.store(target + place, start + step)
+            tl.store(new_tokens + place, tl.where(child >= 0, follow, token))
         last_node = node
         last_token = token
         node = child
         step += 1
-    tl.store(accepted + request, last_node)
-    tl.store(bonus + request, last_token)
-    tl.store(lengths + request, step)
-    tl.store(status + request, flags)
-    at = tl.arange(0, STEPS_P2)
-    empty = (at >= step) & (at < steps)
-    tl.store(path + request * steps + at, tl.full([STEPS_P2], -1, tl.int32), mask=empty)
-    nothing = tl.full([STEPS_P2], -1, tl.int64)
-    tl.store(source + request * steps + at, nothing, mask=empty)
-    tl.store(target + request * steps + at, nothing, mask=empty)
-    tl.store(new_tokens + request * steps + at, nothing, mask=empty)
-
-
-@triton.jit
-def _largest(row, size, BLOCK: tl.constexpr):
-    """Return the largest logit, its lowest id, and whether the row is not usable."""
-    tops = tl.full([BLOCK], float("-inf"), tl.float32)
-    ids = tl.full([BLOCK], 0, tl.int32)
-    wrong = tl.full([BLOCK], 0, tl.int32)
-    for first in tl.range(0, size, BLOCK, num_stages=STAGES):
-        at = first + tl.arange(0, BLOCK)
-        given = tl.load(row + at, mask=at < size, other=float("-inf")).to(tl.float32)
-        nan = given != given
-        wrong = tl.where(nan | (given == float("inf")), 1, wrong)
-        better = (given > tops) & (~nan)
-        ids = tl.where(better, at, ids)
-        tops = tl.where(better, given, tops)
-    top = tl.max(tops, axis=0)
-    lowest = tl.min(tl.where(tops == top, ids, size), axis=0)
-    empty = top == float("-inf")
-    return top, tl.where(empty, 0, lowest), (tl.max(wrong, axis=0) > 0) | empty
+    if rank == 0:
+        tl.store(accepted + request, last_node)
+        tl.store(bonus + request, last_token)
+        tl.store(lengths + request, step)
+        tl.store(status + request, flags)
+        at = tl.arange(0, STEPS_P2)
+        empty = (at >= step) & (at < steps)
+        tl.store(path + request * steps + at, tl.full([STEPS_P2], -1, tl.int32), mask=empty)
+        nothing = tl.full([STEPS_P2], -1, tl.int64)
+        tl.store(source + request * steps + at, nothing, mask=empty)
+        tl.store(target + request * steps + at, nothing, mask=empty)
+        tl.store(new_tokens + request * steps + at, nothing, mask=empty)
 
 
 def accept_into(call: AcceptCall) -> None:
-    """Launch the walk. Allocates scratch for ``rejection`` only; no host sync.
+    """Launch the walk. Allocates scratch; no host sync.
 
     Args:
         call: checked, with at least one request.
@@ -212,13 +254,25 @@ def accept_into(call: AcceptCall) -> None:
     predicted = call.method == "predicted"
     size = 1 if predicted else call.logits.shape[-1]
     status = out.status
-    scratch = masses = status
-    block = min(_BLOCK, triton.next_power_of_2(size))
-    tiles = triton.next_power_of_2(triton.cdiv(size, block))
+    widest = max(call.logits.itemsize, call.draft_probs.itemsize if call.draft_probs is not None else 1)
+    filters = params is not None and params.filters
+    light = call.method != "rejection" and not filters
+    shape = shape_of(size, tree.max_batch, widest, multiprocessors(tree.device), filters, light)
+    width = triton.cdiv(triton.cdiv(size, shape.group), 16) * 16
+    kinds = _METHODS[call.method] + 1
+    stats = notes = counters = status
+    options: dict[str, int] = {}
+    if not predicted:
+        stats = torch.empty(tree.max_batch, 2, kinds, width, dtype=torch.float32, device=tree.device)
     if call.method in ("sample", "rejection"):
-        masses = torch.empty(tree.max_batch, tiles, dtype=torch.float32, device=tree.device)
-    if call.method == "rejection":
-        scratch = torch.empty(2, tree.max_batch, size, dtype=torch.float32, device=tree.device)
+        lists = tree.max_batch * shape.split * (shape.list + 3 * tree.max_nodes)
+        notes = torch.empty(lists, dtype=torch.int32, device=tree.device)
+    if shape.split > 1:
+        counters = torch.zeros(tree.max_batch, 32, dtype=torch.int32, device=tree.device)
+        # The programs of a request wait for each other, so all have to run at once; the driver sees to that.
+        options["launch_cooperative_grid"] = True
+    if shape.registers is not None:
+        options["maxnreg"] = shape.registers
 
     def or_unused(tensor: torch.Tensor | None) -> torch.Tensor:
         return status if tensor is None else tensor
@@ -228,7 +282,7 @@ def accept_into(call: AcceptCall) -> None:
             return 0, 0
         return (0, tensor.stride(0)) if packed else (tensor.stride(0), tensor.stride(1))
 
-    accept_kernel[(tree.max_batch,)](
+    accept_kernel[(tree.max_batch * shape.split,)](
         call.logits, *strides(call.logits),
         call.tokens, tree.parents, tree.depths,
         or_unused(tree.offsets),
@@ -236,9 +290,9 @@ def accept_into(call: AcceptCall) -> None:
         or_unused(params.top_p if params else None), or_unused(params.min_p if params else None),
         or_unused(call.draft_probs), *strides(call.draft_probs),
         or_unused(call.seeds), or_unused(call.positions), or_unused(call.uniforms),
-        scratch, masses,
+        stats, notes, counters,
         out.accepted, out.path, out.lengths, out.bonus, out.tokens, out.source, out.target, status,
-        size, tree.max_nodes, tree.max_total, tree.max_depth + 1,
+        size, width, tree.max_nodes, tree.max_total, tree.max_depth + 1,
         METHOD=_METHODS[call.method],
         PACKED=packed,
         TOP_K=params is not None and params.top_k is not None,
@@ -248,7 +302,12 @@ def accept_into(call: AcceptCall) -> None:
         SHIFT=_SHIFT.get(call.logits.dtype, 0),
         NODES_P2=triton.next_power_of_2(tree.max_nodes),
         STEPS_P2=triton.next_power_of_2(tree.max_depth + 1),
-        TILES=tiles,
-        BLOCK=block,
-        num_warps=8 if size > 1024 else 1,
+        GROUP=shape.group,
+        GROUPS=shape.groups,
+        LIST=shape.list,
+        ROWS=shape.rows,
+        SPLIT=shape.split,
+        STAGES=shape.stages,
+        num_warps=shape.warps,
+        **options,
     )  # fmt: skip

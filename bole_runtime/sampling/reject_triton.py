@@ -1,4 +1,9 @@
-"""Pieces of the device walk for sampled drafts: both distributions in scratch, and the residual after a rejection."""
+"""Pieces of the device walk for sampled drafts: both distributions after some rejections, formed where they are needed.
+
+A rejection takes the target to its residual and a token from the draft, and divides each by a sum over all tokens. What
+a token has left after some rejections follows from its logit, its draft probability and those sums alone, so the sums
+are noted and nothing is written back: one pass over the row for each rejection.
+"""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -7,56 +12,59 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+from bole_runtime.sampling.groups_triton import share
 from bole_runtime.sampling.parts_triton import load_row, weights
 
 
 @triton.jit
-def prepare(
-    row, draft_row, probs, rest, size, top, best, heat, cut, least, one_hot, total,
-    SHIFT: tl.constexpr, BLOCK: tl.constexpr,
-):  # fmt: skip
-    """Write the target's and the draft's distribution to the scratch; return whether the draft's row is usable."""
-    bad = tl.full([BLOCK], 0, tl.int32)
-    sums = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32)
-        bad = tl.where((q >= 0) & (q < float("inf")), bad, 1)
-        sums += q
-    wrong = tl.max(bad, axis=0)
-    given = tl.sum(sums, axis=0)
-    # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.
-    scale = tl.where(tl.abs(given - 1) < 1e-5, 1.0, tl.maximum(given, 1e-30))
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        values = load_row(row, at, size)
-        p = weights(values, at, top, best, heat, cut, least, one_hot, SHIFT) / total
-        q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32)
-        tl.store(probs + at, p, mask=at < size)
-        tl.store(rest + at, tl.where(wrong > 0, 0.0, q / scale), mask=at < size)
+def note(history, count, token, mass, others):
+    """Note a rejection: the token, the sum of the residual, the sum of the draft without the token."""
+    tl.store(history + 3 * count, token)
+    tl.store(history + 3 * count + 1, mass.to(tl.int32, bitcast=True))
+    tl.store(history + 3 * count + 2, others.to(tl.int32, bitcast=True))
     tl.debug_barrier()
-    return wrong == 0
 
 
 @triton.jit
-def subtract(probs, rest, token, size, BLOCK: tl.constexpr):
-    """After a rejection: the target becomes its residual, the draft loses the token."""
-    masses = tl.full([BLOCK], 0.0, tl.float32)
-    rests = tl.full([BLOCK], 0.0, tl.float32)
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        p = tl.load(probs + at, mask=at < size, other=0.0)
-        q = tl.load(rest + at, mask=at < size, other=0.0)
-        masses += tl.maximum(p - q, 0.0)
-        rests += tl.where(at == token, 0.0, q)
-    mass = tl.sum(masses, axis=0)
-    others = tl.sum(rests, axis=0)
-    tl.debug_barrier()
-    for first in range(0, size, BLOCK):
-        at = first + tl.arange(0, BLOCK)
-        p = tl.load(probs + at, mask=at < size, other=0.0)
-        q = tl.load(rest + at, mask=at < size, other=0.0)
-        left = tl.maximum(p - q, 0.0) / tl.maximum(mass, 1e-38)
-        tl.store(probs + at, tl.where(mass > 0, left, p), mask=at < size)
-        tl.store(rest + at, tl.where(at == token, 0.0, q) / tl.maximum(others, 1e-38), mask=at < size)
-    tl.debug_barrier()
+def left_over(
+    row, draft_row, history, count, at, size, top, best, rate, cut, least, one_hot, per_total, per_draft,
+    SHIFT: tl.constexpr,
+):  # fmt: skip
+    """Return the probabilities of tokens under the target and the draft after ``count`` noted rejections.
+
+    ``per_total`` and ``per_draft`` are what weights and given draft probabilities are multiplied with.
+    """
+    values = load_row(row, at, size)
+    p = weights(values, at, top, best, rate, cut, least, one_hot, SHIFT) * per_total
+    q = tl.load(draft_row + at, mask=at < size, other=0.0).to(tl.float32) * per_draft
+    for i in range(count):
+        token = tl.load(history + 3 * i)
+        mass = tl.load(history + 3 * i + 1).to(tl.float32, bitcast=True)
+        others = tl.load(history + 3 * i + 2).to(tl.float32, bitcast=True)
+        # Without a residual the target stays as it is.
+        p = tl.where(mass > 0, tl.maximum(p - q, 0.0) * (1 / tl.maximum(mass, 2e-38)), p)
+        q = tl.where(at == token, 0.0, q * (1 / tl.maximum(others, 2e-38)))
+    return p, q
+
+
+@triton.jit
+def subtract(
+    row, draft_row, history, count, token, page, width, size, groups, rank,
+    top, best, rate, cut, least, one_hot, per_total, per_draft,
+    SHIFT: tl.constexpr, GROUP: tl.constexpr, ROWS: tl.constexpr, SPLIT: tl.constexpr, STAGES: tl.constexpr,
+):  # fmt: skip
+    """Write, for a rejection of ``token``, of each group the residual, the draft without the token, and the target.
+
+    The last is what is left where there is no residual.
+    """
+    start, end = share(groups, rank, ROWS, SPLIT)
+    for block in tl.range(start, end, num_stages=STAGES):
+        group = block * ROWS + tl.arange(0, ROWS)
+        at = group[:, None] * GROUP + tl.arange(0, GROUP)[None, :]
+        p, q = left_over(
+            row, draft_row, history, count, at, size, top, best, rate, cut, least, one_hot, per_total, per_draft, SHIFT
+        )
+        residual = tl.sum(tl.maximum(p - q, 0.0), axis=1)
+        tl.store(page + group, residual, mask=group < groups)
+        tl.store(page + width + group, tl.sum(tl.where(at == token, 0.0, q), axis=1), mask=group < groups)
+        tl.store(page + 2 * width + group, tl.sum(p, axis=1), mask=group < groups)

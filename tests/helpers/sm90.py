@@ -12,6 +12,8 @@ def compile_sm90(
     warps: int,
     other: str = "i32",
     aligned: tuple[str, ...] = (),
+    registers: int | None = None,
+    shared: int = 48 << 10,
 ) -> Any:
     """Compile, and check registers, local memory and shared memory.
 
@@ -22,6 +24,8 @@ def compile_sm90(
         warps: warps of a program.
         other: default type.
         aligned: arguments that are multiples of 16, as a launch with usual tensors finds them.
+        registers: what a thread may have, where a launch limits it.
+        shared: bytes of shared memory that a program may have.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -36,10 +40,10 @@ def compile_sm90(
     made = triton.compile(
         ASTSource(kernel, every, constants, attributes),
         target=GPUTarget("cuda", 90, 32),
-        options={"num_warps": warps},
+        options={"num_warps": warps, "maxnreg": registers},
     )
-    registers, local = _usage(made.asm["cubin"])
-    assert registers <= 255
-    assert local <= 32, "spilled tiles"  # a few words of stack are not
-    assert made.metadata.shared <= 48 << 10
+    used, local = _usage(made.asm["cubin"])
+    assert used <= (registers or 255)
+    assert local <= 32, f"spilled tiles: {local} bytes"  # a few words of stack are not
+    assert made.metadata.shared <= shared
     return made

@@ -22,9 +22,11 @@ FILTERS: dict[str, Any] = {
 
 @pytest.fixture
 def both(monkeypatch: pytest.MonkeyPatch) -> Any:
-    from bole_runtime.sampling import accept_triton
+    from bole_runtime.sampling import launch_triton
 
-    monkeypatch.setattr(accept_triton, "_BLOCK", 8)
+    monkeypatch.setattr(
+        launch_triton, "TUNING", launch_triton.Tuning(group=4, filter_group=4, tile=8, block=32, stages=1)
+    )
 
     def run(call: Any) -> Any:
         results = []

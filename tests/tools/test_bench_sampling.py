@@ -32,6 +32,22 @@ def test_a_wrong_result_is_an_error(capsys: pytest.CaptureFixture[str], monkeypa
     assert "WRONG" in capsys.readouterr().out
 
 
+def test_only_the_token_drawn_last_may_be_a_neighbour() -> None:
+    wanted = [torch.tensor([[0, 1, -1]]), torch.tensor([[5, 900, -1]]), torch.tensor([2]), torch.tensor([0])]
+
+    def changed(index: int, value: list[int]) -> list[torch.Tensor]:
+        return [torch.tensor([value]).view_as(t) if i == index else t for i, t in enumerate(wanted)]
+
+    assert bench_sampling.same_results(wanted, wanted, False)
+    near = changed(1, [5, 884, -1])
+    assert bench_sampling.same_results(near, wanted, True)
+    assert not bench_sampling.same_results(near, wanted, False)
+    for index, value in ((1, [5, 883, -1]), (1, [6, 900, -1]), (1, [5, 900, 3]), (0, [0, 2, -1]), (2, [1]), (3, [1])):
+        assert not bench_sampling.same_results(changed(index, value), wanted, True), (index, value)
+    # A token that the walk went on with decides about the rest.
+    assert not bench_sampling.same_results(changed(1, [5, -1, -1]), wanted, True)
+
+
 def test_walks_are_some_nodes_long() -> None:
     for operation in bench_sampling.operations(4, 16, 300, torch.float32):
         if operation.visited is not None:
