@@ -13,7 +13,6 @@ from typing import Any
 
 import pytest
 
-
 #: More often than this the baton changes hands only where programs wait for each other for good.
 _LIMIT = 20_000
 
