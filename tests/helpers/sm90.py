@@ -14,6 +14,7 @@ def compile_sm90(
     aligned: tuple[str, ...] = (),
     registers: int | None = None,
     shared: int = 48 << 10,
+    stack: int = 32,
 ) -> Any:
     """Compile, and check registers, local memory and shared memory.
 
@@ -26,6 +27,7 @@ def compile_sm90(
         aligned: arguments that are multiples of 16, as a launch with usual tensors finds them.
         registers: what a thread may have, where a launch limits it.
         shared: bytes of shared memory that a program may have.
+        stack: bytes of local memory that a thread may have.
     """
     import triton
     from triton.backends.compiler import GPUTarget
@@ -44,6 +46,6 @@ def compile_sm90(
     )
     used, local = _usage(made.asm["cubin"])
     assert used <= (registers or 255)
-    assert local <= 32, f"spilled tiles: {local} bytes"  # a few words of stack are not
+    assert local <= stack, f"spilled tiles: {local} bytes"  # a few words of stack are not
     assert made.metadata.shared <= shared
     return made
