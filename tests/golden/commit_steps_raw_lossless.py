@@ -2,7 +2,7 @@
 # template: commit_steps.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state any gates raw lossless nodes 16 pending 0
-# config: steps(bv=32, warps=1) one layer
+# config: steps(bv=8, warps=1, tiles=8) one layer
 # launch: num_warps=1 num_stages=1
 """Gated DeltaNet: commit steps, lossless."""
 
@@ -15,7 +15,8 @@ DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(32)  # value columns of a program
+BV = tl.constexpr(8)  # value columns of a tile
+TILES = tl.constexpr(8)  # tiles of a program, one after the other
 
 
 @triton.jit
@@ -115,7 +116,7 @@ def split_gate(g):
 "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_3c498629(
+def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_93208e0b(
     state_ptr,
     k_ptr,
     v_ptr,
@@ -159,7 +160,7 @@ def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_3c498629(
     b = (pid // heads) % batch
     layer = pid // (heads * batch)
     kh = h // GROUP
-    tile = tl.program_id(1)
+    tile = tl.program_id(1) * TILES
     accepted = tl.load(accepted_ptr + b).to(tl.int32)
     b64 = b.to(tl.int64)
     slot = tl.load(slots_ptr + b).to(tl.int64)
@@ -183,7 +184,7 @@ def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_3c498629(
         return
     cols = tile * BV + tl.arange(0, BV)
     state_rows = state_ptr + slot * stride_ss + h.to(tl.int64) * stride_sh
-    s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD).to(tl.float32)
+    ahead = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD)
     d = tl.arange(0, DK_PAD)
     k_rows = k_ptr + b64 * stride_kb + start * stride_kn + kh * stride_kh
     v_rows = v_ptr + b64 * stride_vb + start * stride_vn + h * stride_vh
@@ -191,19 +192,25 @@ def gdn_commit_steps_k128v128g2_bf16_raw_lossless_n16_3c498629(
     b_rows = b_ptr + b64 * stride_bb + start * stride_bn + h * stride_bh
     a_log = tl.load(a_log_ptr + h).to(tl.float32)
     dt_bias = tl.load(dt_bias_ptr + h).to(tl.float32)
-    for t in range(0, total):
-        step = t
-        node = tl.sum(tl.where((on_path != 0) & (position == step), all_nodes, 0), axis=0)
-        k = tl.load(k_rows + node * stride_kn + d, mask=(d < DK), other=0.0).to(tl.float32)
-        v = tl.load(v_rows + node * stride_vn + cols, mask=(cols < DV), other=0.0).to(tl.float32)
-        gate_a = tl.load(a_rows + node * stride_an).to(tl.float32)
-        gate_b = tl.load(b_rows + node * stride_bn).to(tl.float32)
-        g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
-        # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
-        scale = tl.where(tl.max(tl.abs(k), axis=0) < 1.0e17, 1.0, 8.470329472543003e-22)
-        k = k * scale
-        k = k / tl.sqrt_rn(tl.sum(k * k, axis=0) + EPS * scale * scale)
-        s = s * precise_exp(g)
-        u = beta * (v - tl.sum(s * k[None, :], axis=1))
-        s = s + u[:, None] * k[None, :]
-    store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)
+    for n in range(TILES):
+        s = ahead.to(tl.float32)
+        # The next tile is on its way while the tokens are applied to this one.
+        beyond = cols + BV
+        ahead = load_rows(state_rows, stride_sr, beyond, (beyond < DV) & (n + 1 < TILES), 0, DK, DK_PAD)
+        for t in range(0, total):
+            step = t
+            node = tl.sum(tl.where((on_path != 0) & (position == step), all_nodes, 0), axis=0)
+            k = tl.load(k_rows + node * stride_kn + d, mask=(d < DK), other=0.0).to(tl.float32)
+            v = tl.load(v_rows + node * stride_vn + cols, mask=(cols < DV), other=0.0).to(tl.float32)
+            gate_a = tl.load(a_rows + node * stride_an).to(tl.float32)
+            gate_b = tl.load(b_rows + node * stride_bn).to(tl.float32)
+            g, beta = gate_values(gate_a, gate_b, a_log, dt_bias, beta_scale)
+            # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
+            scale = tl.where(tl.max(tl.abs(k), axis=0) < 1.0e17, 1.0, 8.470329472543003e-22)
+            k = k * scale
+            k = k / tl.sqrt_rn(tl.sum(k * k, axis=0) + EPS * scale * scale)
+            s = s * precise_exp(g)
+            u = beta * (v - tl.sum(s * k[None, :], axis=1))
+            s = s + u[:, None] * k[None, :]
+        store_rows(state_rows, stride_sr, cols, cols < DV, 0, s, DK, DK_PAD)
+        cols = beyond

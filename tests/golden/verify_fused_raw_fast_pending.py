@@ -294,7 +294,7 @@ def halves(x):
 "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_2e4983d5(
+def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_98687510(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -485,7 +485,7 @@ def gdn_verify_fused_k128v128g2_bf16_sfp32_raw_fast_n16p16_2e4983d5(
     erase, products = upper_and_lower(left_and_right(grams)[0])
     products = products * q_norm[:, None] * k_norm[None, :]
     erase = erase * k_norm[:, None] * k_norm[None, :]
-    products = tl.where(mask, products, 0.0)
+    products = tl.where(mask & is_node[:, None], products, 0.0)
     erase = tl.where(mask & (rows[:, None] != rows[None, :]), erase, 0.0)
     steps = tl.minimum(tl.max(depths, axis=0) + plength, ROWS - 1)
     total = path_sums(products, mask, g)

@@ -265,7 +265,7 @@ def halves(x):
 "cg_ptr", "cbeta_ptr", "pg_ptr", "pbeta_ptr", "plength_ptr", "pstart_ptr",
     ],
 )
-def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_3412badf(
+def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_5cef997b(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -430,7 +430,7 @@ def gdn_verify_prepare_k128v128g2_bf16_ready_fast_n16p16_3412badf(
     erase, products = upper_and_lower(left_and_right(grams)[0])
     products = products * q_norm_i[:, None] * k_norm_i[None, :]
     erase = erase * k_norm_i[:, None] * k_norm_i[None, :]
-    products = tl.where(mask, products, 0.0)
+    products = tl.where(mask & is_node_i[:, None], products, 0.0)
     erase = tl.where(mask & (rows_i[:, None] != rows_i[None, :]), erase, 0.0)
     steps = tl.minimum(tl.max(depths, axis=0) + plength, ROWS - 1)
     g_i = narrow(first_gate0).to(tl.float32)

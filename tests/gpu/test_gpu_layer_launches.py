@@ -61,6 +61,7 @@ def test_a_layer_is_three_launches_from_its_packed_projections(name: str) -> Non
         heads = q.unflatten(-1, (hk, DK)), k.unflatten(-1, (hk, DK)), v.unflatten(-1, (hv, dv))
         verify(*heads, gates={**gates, **vector}, state=state, slots=slots, tree=tree, recurrence=name)
 
-    names = launches(layer)
+    # Scratch memory is filled before each call of a test, so that what was not written shows.
+    names = [n for n in launches(layer) if "FillFunctor" not in n]
     assert 2 <= len(names) <= 3, names
     assert all(n.startswith(("tree_conv", name)) for n in names), names

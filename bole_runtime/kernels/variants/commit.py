@@ -173,6 +173,7 @@ COMMIT = Variant(
     spills=1024,
     # Each is the fewest instructions for its purpose: a program a head, narrower ones, two warps of it, one chunk.
     starts=(
+        {"bv": 128, "step": 16, "slice": 32, "registers": 0, "warps": 1},
         {"bv": 128, "step": 16, "slice": 32, "registers": 168, "warps": 1},
         {"bv": 64, "step": 16, "slice": 32, "registers": 168, "warps": 1},
         {"bv": 128, "step": 32, "slice": 32, "registers": 0, "warps": 2},

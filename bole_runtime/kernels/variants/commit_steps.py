@@ -33,6 +33,18 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # Measured on an H200: a warp a tile, of 32 columns where there are many heads, 12 % faster than 4 warps for 64.
     dk, dv = c.power_of_two(problem.dk), c.power_of_two(problem.dv)
+    if (
+        not problem.pending
+        and problem.work >= gpu.sms
+        and c.erases(problem)
+        and c.plain(problem)
+        and not c.channels(problem)
+    ):
+        # Many small tiles one after the other: 86.2 -> 79.9 us for fp32 states at 64 requests, 68.2 -> 55.1 for bf16.
+        bv = max(8, min(dv // 2, (8 if problem.state_dtype == "fp32" else 16) * 128 // dk))
+        made = COMMIT_STEPS.config({"bv": bv, "warps": 1, "tiles": min(8, dv // bv)})
+        if _check(problem, made, gpu) is None:
+            return made
     # A chain's addresses need registers too.
     columns = 8 if problem.work < gpu.sms else 16 if problem.pending else 32
     bv = max(8, min(dv, columns * 128 // dk))
@@ -54,4 +66,5 @@ COMMIT_STEPS = Variant(
     plans=_plans,
     grids=grids,
     workspace=no_workspace,
+    starts=({"bv": 8, "warps": 1, "tiles": 8}, {"bv": 16, "warps": 1, "tiles": 8}, {"bv": 32, "warps": 1, "tiles": 1}),
 )

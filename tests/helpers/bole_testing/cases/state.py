@@ -204,6 +204,17 @@ def pending_chain_raw_gates(setup: Setup) -> None:
 
 
 @case(CASES)
+def pending_chain_above_padding(setup: Setup) -> None:
+    # The first node of a request may be none, its memory full of NaN.
+    rows = [[-2, -1, 1, 2, 1], [-2, -2, -1, 2, 3], [-1, 0, -2, 1, 3]]
+    for tree in (dense_tree(setup, rows), packed_tree(setup, rows)):
+        inputs = make_inputs(setup, tree, slots=[3, 0, 1], pool_slots=4, mode="raw")
+        pending = make_pending(setup, inputs, 6, lengths=[1, 6, 0, 4], starts=[0, 5, 3, 4])
+        inputs = inputs.replace(options={"pending": pending})
+        check_commit(setup, inputs, check_verify(setup, inputs), [3, 4, 3])
+
+
+@case(CASES)
 def pending_chain_equals_committed_tokens(setup: Setup) -> None:
     # Tokens left pending give the outputs that they give once they are in the state.
     chain = make_inputs(setup, chain_tree(setup, 1, 4), slots=[0], pool_slots=1, seed=4)
