@@ -2,7 +2,7 @@
 # template: verify_prepare_halves.py.jinja
 # template hash: (of all templates)
 # spec: verify kda dk128 dv128 group1 bf16 state any gates raw fast nodes 64 pending 0
-# config: solve=fp16 slice=16 prepare_stages=1 state_dot=bf16 mix_store=bf16 pdl=True chain=True
+# config: solve=fp16 slice=16 prepare_stages=2 state_dot=bf16 mix_store=bf16 pdl=True chain=True
 # launch: num_warps=2 num_stages=1
 """Kimi Delta Attention: verify prepare halves, fast."""
 
@@ -16,7 +16,7 @@ EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 ROWS = tl.constexpr(64)  # pending tokens and nodes of a request
 C = tl.constexpr(32)  # rows of a half of them
 BK = tl.constexpr(16)  # key dims read at a time
-STAGES = tl.constexpr(1)  # slices under way at a time
+STAGES = tl.constexpr(2)  # slices under way at a time
 WIDEST = tl.constexpr(60.0)  # range of a channel's sums of gates whose exponentials, of either sign, fp32 holds
 
 
@@ -357,7 +357,7 @@ def finite_scale(squares):
 "cb_ptr",
     ],
 )
-def kda_verify_prepare_halves_k128v128g1_bf16_raw_fast_n64_ebd9248a(
+def kda_verify_prepare_halves_k128v128g1_bf16_raw_fast_n64_28ba923a(
     q_ptr,
     k_ptr,
     v_ptr,

@@ -154,7 +154,7 @@ VARIANTS: tuple[VariantEntry, ...] = (
     make_entry(
         pin("two_stage", prefetch=True, bv=32), nodes=11, dims=ODD, types=(FP16, FP32), packed=True, capture=True
     ),
-    make_entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2}), nodes=63),
+    make_entry(pin("two_stage", share=True, commit={"variant": "steps", "bv": 32, "warps": 2, "tiles": 1}), nodes=63),
     make_entry(pin("two_stage", commit={"variant": "steps", "bv": 16, "warps": 1, "tiles": 8}), nodes=40, packed=True),
     make_entry(
         pin("two_stage", commit={"variant": "steps", "bv": 32, "warps": 2, "tiles": 2}), dims=ODD, types=(FP32, FP32)
