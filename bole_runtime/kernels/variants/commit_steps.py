@@ -40,7 +40,7 @@ def _default(problem: Problem, gpu: GpuLimits) -> Config:
         and c.plain(problem)
         and not c.channels(problem)
     ):
-        # Many small tiles one after the other, on an H200 at 64 requests: 85.0 -> 79.7 us (fp32 states), 66.4 -> 54.2 (bf16).
+        # Many small tiles in turn, on an H200 at 64 requests: 85.0 -> 79.7 us (fp32 states), 66.4 -> 54.2 (bf16).
         bv = max(8, min(dv // 2, (8 if problem.state_dtype == "fp32" else 16) * 128 // dk))
         made = COMMIT_STEPS.config({"bv": bv, "warps": 1, "tiles": min(8, dv // bv)})
         if _check(problem, made, gpu) is None:
