@@ -39,7 +39,7 @@ from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.pool import WorkerStartError
 from bole_codegen.search.quality import closeness_json, compare
-from bole_codegen.search.results import CandidateError
+from bole_codegen.search.results import PASSING_KINDS, CandidateError
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
 from bole_codegen.tables.writer import LockTimeout
@@ -199,6 +199,8 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
         say(offline_line(result.entries))
     if result.failures and os.path.isfile(files.log) and os.path.getsize(files.log):
         say(f"what their processes printed: {files.log}")
+    if any(result.failures.get(kind) for kind in PASSING_KINDS):
+        say("some candidates had no turn on the device, which others used; the same command tries them again")
     if session.kept:
         say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
     if result.out_of_time:

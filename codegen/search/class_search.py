@@ -9,7 +9,7 @@ from bole_codegen.search.duplicates import Duplicates
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.first import first_candidates
 from bole_codegen.search.kept import Kept
-from bole_codegen.search.results import BAD_KINDS, Failed, Measurement, Screened, Screening, Timed
+from bole_codegen.search.results import BAD_KINDS, PASSING_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import SpaceView, view_all
 from bole_codegen.search.store import Record
@@ -269,6 +269,11 @@ class ClassSearch:
         """Return the error of a configuration's check."""
         screening = self.screened.get(config)
         return screening.error if isinstance(screening, Screened) else None
+
+    def complete(self) -> bool:
+        """Return whether every candidate had its turn."""
+        results = [*self.screened.values(), *(r for times in self.times.values() for r in times.values())]
+        return not any(isinstance(r, Failed) and r.kind in PASSING_KINDS for r in results)
 
     def failures(self) -> dict[str, int]:
         """Return how many candidates failed, by kind."""

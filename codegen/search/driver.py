@@ -260,7 +260,8 @@ class Driver:
         finally:
             self._active[device] -= 1
         one.taken = True
-        if whole:
+        # One whose candidates did not all have their turn is not finished: the next run tries those again.
+        if whole and search.complete():
             # Before the table has it: one that is killed in between must not meet its own entries as those of others.
             keep(self._env, one.members, one.results, self._options.trials)
         self._take(one.problem, one.results)

@@ -11,7 +11,7 @@ from bole_codegen.search.compiler import Compiler, Render, spilled
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.pool import Job, Pool
-from bole_codegen.search.results import Failed, Measurement, Screened, Screening, Timed
+from bole_codegen.search.results import PASSING_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.targets import Target
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.problem import Specialisation
@@ -161,6 +161,8 @@ class MeasuredEvaluator:
         """See :class:`Evaluator`."""
         configs = list(configs)
         times = await self._finals(target, configs, device)
+        if isinstance(times, Failed) and times.kind in PASSING_KINDS:
+            return dict.fromkeys(configs, times)  # None ran: alone, each would wait as long.
         if isinstance(times, Failed):
             # One of them broke the device: find it alone, then compare the others.
             alone = {c: await self._finals(target, [c], device) for c in configs}

@@ -15,7 +15,7 @@ from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Measurement, Screened, Screening
+from bole_codegen.search.results import PASSING_KINDS, Failed, Measurement, Screened, Screening
 from bole_codegen.search.targets import Target, nearest_anchor
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
@@ -180,9 +180,14 @@ class Finisher:
                 if isinstance(times[config], Failed):
                     search.set_time(target, config, times[config], "finals", keep=config not in known)
             good = [c for c, t in times.items() if not isinstance(t, Failed)]
-            if any(c != default for c in good):
+            waited = any(isinstance(t, Failed) and t.kind in PASSING_KINDS for t in times.values())
+            if waited or any(c != default for c in good):
                 break
             # All that looked best failed at full size: the next best, against the default again.
+        screened = search.screened.get(default)
+        if isinstance(screened, Failed) and screened.kind in PASSING_KINDS:
+            # Nothing says then that another is not slower.
+            return BucketResult(target, None, f"the default had no turn: {screened.message}")
         if not times:
             reasons = {r.message for r in search.screened.values() if isinstance(r, Failed)}
             why = next(iter(sorted(reasons)), "no candidate was tried before the time ran out")

@@ -21,6 +21,8 @@ from bole_codegen.search.results import Failed
 START_LIMIT = 180.0
 #: Seconds that a worker may wait for the device; others hold it for a short time each.
 WAIT_LIMIT = 900.0
+#: Phases in which no kernel of the candidate runs, to what it is when they take too long: nothing it can be blamed for.
+LATE: Mapping[str, str] = {"wait": "busy", "draw": "busy"}
 
 
 class WorkerStartError(RuntimeError):
@@ -37,7 +39,7 @@ class Job:
         limit: seconds a phase may take; a worker that needs longer is killed.
         phase: that it begins in.
         limits: seconds of phases with a limit of their own.
-        late: phase to the kind of failure when it takes too long; ``hang`` unless named.
+        late: phase to the kind of failure when it takes too long; see :data:`LATE` for others, else ``hang``.
     """
 
     method: str
@@ -227,7 +229,8 @@ class Pool:
         if worker.job is None:
             self._replace(worker, Failed("hang", f"did not start within {START_LIMIT:g} s"))
             return
-        limit, kind = worker.job.limit_of(worker.phase), worker.job.late.get(worker.phase, "hang")
+        limit, late = worker.job.limit_of(worker.phase), {**LATE, **worker.job.late}
+        kind = late.get(worker.phase, "hang")
         what = "" if worker.phase == "run" else f" ({worker.phase})"
         self._replace(worker, Failed(kind, f"no answer within {limit:.3g} s{what}"))
 

@@ -18,10 +18,13 @@ KINDS: dict[str, str] = {
     "killed": "had their process killed",
     "illegal": "made an illegal memory access",
     "hang": "ran past their time limit",
+    "busy": "waited too long for the device or their inputs",
     "error": "raised an error",
 }
 #: Kinds that say something about the kernel itself, wherever it runs on such a GPU: kept on the known-bad list.
 BAD_KINDS = ("wrong", "nan", "bounds", "races", "crash", "illegal", "hang")
+#: Kinds that say nothing about the candidate, which has not run: never kept, so that the next run tries it again.
+PASSING_KINDS = ("busy",)
 
 
 class CandidateError(Exception):

@@ -20,7 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from bole_codegen.search.claims import Claims
-from bole_codegen.search.results import KINDS, Failed, Timed
+from bole_codegen.search.results import KINDS, PASSING_KINDS, Failed, Timed
 from bole_codegen.search.sampler import trial_params
 from bole_codegen.search.targets import Target
 from bole_runtime.kernels.problem import Specialisation
@@ -105,7 +105,9 @@ class Store:
         return len(self._study(target).get_trials(deepcopy=False))
 
     def add(self, target: Target, record: Record) -> None:
-        """Keep one finished evaluation."""
+        """Keep one finished evaluation; not one that ended before the candidate ran, which is to be tried again."""
+        if isinstance(record.outcome, Failed) and record.outcome.kind in PASSING_KINDS:
+            return
         variant = self._variants[target.problem.op, record.config.variant]
         params, distributions = trial_params(variant, record.config)
         kept: dict[str, Any] = {
