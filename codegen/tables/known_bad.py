@@ -29,13 +29,14 @@ class KnownBad:
     def __init__(self, roots: Sequence[Path], gpu: str, triton: str, fresh: bool = False) -> None:
         self._path = bad_path(roots[0], gpu, triton)
         self._gpu, self._triton = gpu, triton
-        self._known: dict[tuple[object, ...], AnyBad] = {}
+        # By text too: one folder may list a kernel of before, another that of today.
+        self._known: dict[tuple[tuple[object, ...], tuple[str, ...]], AnyBad] = {}
         self._new: dict[tuple[object, ...], AnyBad] = {}
         self._good: set[tuple[object, ...]] = set()
         for root in () if fresh else roots:
             found = load_bad(bad_path(root, gpu, triton))
             for entry in found.entries if found is not None else ():
-                self._known.setdefault(entry.place(), entry)
+                self._known.setdefault((entry.place(), tuple(entry.kernels)), entry)
 
     @property
     def added(self) -> int:
@@ -44,15 +45,15 @@ class KnownBad:
 
     def find(self, problem: Specialisation, config: Config, texts: Sequence[str]) -> Failed | None:
         """Return how a candidate failed before; a kernel whose text has changed since counts as new."""
-        entry = self._known.get(place_of(problem, config))
-        if entry is None or entry.kernels != list(texts) or entry.kind not in BAD_KINDS:
+        entry = self._known.get((place_of(problem, config), tuple(texts)))
+        if entry is None or entry.kind not in BAD_KINDS:
             return None
         return Failed(entry.kind, f"known since {entry.date}: {entry.message}"[:400])
 
     def add(self, problem: Specialisation, config: Config, texts: Sequence[str], failed: Failed) -> None:
-        """Note a candidate that failed."""
+        """Note a candidate that failed; its entry takes the place of one for another text."""
         place = place_of(problem, config)
-        if place in self._known:
+        if (place, tuple(texts)) in self._known:
             return
         self._new[place] = new_bad(
             problem,

@@ -50,6 +50,36 @@ def test_what_failed_is_found_again_for_the_same_text_only(tmp_path: Path) -> No
     assert KnownBad([tmp_path], "h200", "3.6.1", fresh=True).find(P, config(32), TEXTS) is None
 
 
+def test_a_changed_kernel_that_fails_too_takes_the_place_of_the_old_one(tmp_path: Path) -> None:
+    path = listed(tmp_path, config(32), config(64))
+    new = ("f" * 16,)
+    later = KnownBad([tmp_path], "h200", "3.6.1")
+    later.add(P, config(32), new, Failed("hang", "the new text hangs"))
+    assert later.added == 1
+    assert later.save() == path
+    data = load_bad(path)
+    assert data is not None
+    assert [(e.params["BV"], e.kernels, e.kind) for e in data.entries] == [
+        (32, list(new), "hang"),
+        (64, list(TEXTS), "wrong"),
+    ]
+    again = KnownBad([tmp_path], "h200", "3.6.1")
+    assert again.find(P, config(32), new) is not None
+    assert again.find(P, config(32), TEXTS) is None
+    # The same text is known: the day it was first seen stays.
+    again.add(P, config(32), new, Failed("wrong", "later"))
+    assert (again.added, again.save()) == (0, None)
+
+
+def test_an_old_text_in_one_folder_hides_no_new_one_in_another(tmp_path: Path) -> None:
+    listed(tmp_path / "shipped", config(32))
+    mine = KnownBad([tmp_path / "mine"], "h200", "3.6.1")
+    mine.add(P, config(32), ("f" * 16,), Failed("hang", "x"))
+    mine.save()
+    both = KnownBad([tmp_path / "mine", tmp_path / "shipped"], "h200", "3.6.1")
+    assert [getattr(both.find(P, config(32), t), "kind", None) for t in (TEXTS, ("f" * 16,))] == ["wrong", "hang"]
+
+
 def test_lists_merge_and_what_passes_is_taken_off(tmp_path: Path) -> None:
     listed(tmp_path, config(32))
     path = listed(tmp_path, config(64))
