@@ -18,7 +18,7 @@ from optuna.exceptions import ExperimentalWarning
 
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
-from bole_codegen.measure.others import clocks_line, warn_of_others
+from bole_codegen.measure.watch import Watch
 from bole_codegen.places import check_places, check_report
 from bole_codegen.render import render
 from bole_codegen.report import (
@@ -128,12 +128,13 @@ def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
     return _Files(storage, str(log), report)
 
 
-def _evaluator(args: argparse.Namespace, record: GpuRecord, log: str | None) -> MeasuredEvaluator | OfflineEvaluator:
+def _evaluator(
+    args: argparse.Namespace, record: GpuRecord, log: str | None, watch: Watch | None = None
+) -> MeasuredEvaluator | OfflineEvaluator:
     if args.offline:
         return OfflineEvaluator(record, get_variant, render, args.workers, log)
-    return MeasuredEvaluator(
-        record, render, args.devices, args.seed, args.workers, log=log, locks=cache_dir() / "search"
-    )
+    locks = cache_dir() / "search"
+    return MeasuredEvaluator(record, render, args.devices, args.seed, args.workers, log=log, locks=locks, watch=watch)
 
 
 def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: float) -> Session:
@@ -147,9 +148,9 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
         # What it took to start says how fast this machine is just now, and so how long the report will take.
         slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))
         options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
-    if not args.offline:
-        warn_of_others(args.devices, say)
-    evaluator = _evaluator(args, record, files.log)
+    watch = Watch([] if args.offline else args.devices, say)
+    watch.begin()
+    evaluator = _evaluator(args, record, files.log, watch)
     return Session(
         record=record,
         gpu=predicted_gpu(record) if args.offline else gather(record, args.devices[0]),
@@ -162,6 +163,7 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
         seed=args.seed,
         progress=make_progress(args.quiet, budget=options.time_budget),
         begun=begun,
+        watch=watch,
     )
 
 
@@ -173,11 +175,10 @@ def _report(
         "GPU": f"{session.gpu.device_name} (compute capability {capability})",
         "driver, CUDA": " ".join(x for x in (session.gpu.driver, session.gpu.cuda) if x),
         "Triton, torch, ptxas": ", ".join((session.gpu.triton, session.gpu.torch, session.gpu.ptxas)),
-        "clocks": session.gpu.clocks,
+        **session.watch.facts(),
         "command": command,
         "tables": ", ".join(paths),
     }
-    facts["clocks at the end"] = clocks_line(args.devices[0]) if not args.offline else ""
     write_report(path, result, session.record, session.evaluator.label, facts, session.evaluator.bandwidth_gbs)
 
 
@@ -286,6 +287,7 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     finally:
         session.evaluator.close()
         signal.signal(signal.SIGTERM, previous)
+    session.watch.end()
     written = _finish(args, session, result, files, command)
     if interrupted:
         where = "a database" if "://" in files.storage else files.storage

@@ -1,14 +1,11 @@
-"""Other programs on a GPU: they disturb what is timed there, so a run says so."""
+"""Other programs on a GPU: they disturb what is timed there, so a run says so; see ``watch.py``."""
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
-import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 
-from bole_codegen.measure.clocks import read_clocks
+from bole_codegen.measure.clocks import GpuProcess
 
 
 def _family(pid: int) -> set[int]:
@@ -24,47 +21,30 @@ def _family(pid: int) -> set[int]:
     return found
 
 
-def parse_processes(text: str) -> list[tuple[int, str, int]]:
-    """Parse lines ``pid, name, MiB`` of nvidia-smi; what is not a number counts as 0 MiB."""
-    found = []
-    for line in text.splitlines():
-        fields = [f.strip() for f in line.split(",")]
-        if len(fields) < 3 or not fields[0].isdigit():
-            continue
-        memory = fields[-1].split()[0] if fields[-1] else ""
-        found.append((int(fields[0]), ", ".join(fields[1:-1]), int(memory) if memory.isdigit() else 0))
-    return found
+def own_processes(found: Sequence[GpuProcess]) -> set[int]:
+    """Return the pids among them of this program, its parents and what it started."""
+    me = os.getpid()
+    mine = _family(me)
+    return {p.pid for p in found if p.pid in mine or me in _family(p.pid)}
 
 
-def other_processes(index: int = 0) -> list[tuple[int, str, int]]:
-    """Return (pid, name, MiB) of the programs that compute on GPU ``index`` now; empty where nobody can tell.
+def strangers(found: Sequence[GpuProcess], working: bool = False) -> list[GpuProcess]:
+    """Return the programs that are no part of this one.
 
-    Call it before this program uses the GPU: in a container its own processes may appear under other numbers.
+    Args:
+        found: programs on a GPU.
+        working: whether processes of this program use that GPU. In a container they may appear under other numbers,
+            and none of theirs among those found says so: then nobody can tell who is a stranger.
     """
-    tool = shutil.which("nvidia-smi")
-    if tool is None:
-        return []
-    query = ["--query-compute-apps=pid,process_name,used_memory", "--format=csv,noheader,nounits"]
-    with contextlib.suppress(OSError, subprocess.SubprocessError):
-        done = subprocess.run([tool, f"--id={index}", *query], capture_output=True, text=True, timeout=10, check=True)
-        mine = _family(os.getpid())
-        return [p for p in parse_processes(done.stdout) if p[0] not in mine]
-    return []
+    own = own_processes(found)
+    others = [p for p in found if p.pid not in own]
+    if not working:
+        return others
+    # One of ours that has just ended is still listed, and has no parents any more.
+    return [p for p in others if os.path.exists(f"/proc/{p.pid}")] if own else []
 
 
-def warn_of_others(devices: Sequence[int], say: Callable[[str], None]) -> None:
-    """Say which other programs are on the GPUs that are about to be used."""
-    for index in devices:
-        found = other_processes(index)
-        if found:
-            names = ", ".join(f"{name or 'a process'} (pid {pid}, {mib} MiB)" for pid, name, mib in found[:3])
-            more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-            say(f"warning: GPU {index} is shared with {names}{more}: times will be noisy, spreads say how much")
-
-
-def clocks_line(index: int) -> str:
-    """Return clocks, temperature and power now, empty where they cannot be read."""
-    now = read_clocks(index)
-    if now is None:
-        return ""
-    return f"SM {now.sm_mhz} MHz, memory {now.memory_mhz} MHz, {now.temperature_c} C, {now.power_w:.0f} W"
+def names_of(found: Sequence[GpuProcess]) -> str:
+    """Return the programs on one line, three of them by name."""
+    names = ", ".join(f"{p.name or 'a process'} (pid {p.pid}, {p.mib} MiB)" for p in found[:3])
+    return names + (f" and {len(found) - 3} more" if len(found) > 3 else "")

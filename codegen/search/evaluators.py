@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
+from bole_codegen.measure.watch import Watch
 from bole_codegen.search.compiler import Compiler, Render, spilled
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.ledger import Ledger
@@ -90,6 +91,7 @@ class MeasuredEvaluator:
         locks: folder of device locks, None for none.
         factory: bench class, for tests.
         compiler: bench class of the compiling processes, for tests.
+        watch: of the devices, in the same order; told when finalists were compared.
     """
 
     label: Literal["measured", "predicted"] = "measured"
@@ -106,8 +108,10 @@ class MeasuredEvaluator:
         locks: Path | None = None,
         factory: str = "bole_codegen.search.gpu_bench:GpuBench",
         compiler: str = "bole_codegen.search.compile_bench:CompileBench",
+        watch: Watch | None = None,
     ) -> None:
         self.ledger = Ledger()
+        self._watch = watch
         # The timing process of a device must never wait for a core.
         self.workers = workers or max(1, (os.cpu_count() or 2) - 2 * len(devices))
         self._replays = replays
@@ -176,7 +180,10 @@ class MeasuredEvaluator:
 
     async def _finals(self, target: Target, configs: list[Config], device: int) -> Any:
         job = Job("finals", (target, configs, self._replays), FINALS_LIMIT, "draw")
-        return await self._call(self._timers[device], job)
+        result = await self._call(self._timers[device], job)
+        if self._watch is not None:
+            await self._watch.compared(device)
+        return result
 
     async def _call(self, pool: Pool, job: Job) -> Any:
         """Run a job, once more if its process was killed from outside."""

@@ -6,6 +6,9 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+import msgspec
+
+from bole_codegen.measure.watch import Watch
 from bole_codegen.render import render
 from bole_codegen.search.driver import Driver
 from bole_codegen.search.environment import Environment
@@ -52,6 +55,7 @@ class Session:
         seed: of samplers.
         progress: what people see.
         begun: when the time budget began, of ``time.monotonic``.
+        watch: of the devices; says what final timings ran at.
         paths: tables written so far.
         kept: keys whose measured entries were kept against predictions.
     """
@@ -68,6 +72,7 @@ class Session:
     progress: Progress
     variants: Callable[[str], Sequence[Variant]] = all_variants
     begun: float | None = None
+    watch: Watch = field(default_factory=lambda: Watch(()))
     paths: list[Path] = field(default_factory=list)
     kept: list[str] = field(default_factory=list)
     driver: Driver | None = None
@@ -116,7 +121,8 @@ class Session:
         return table_path(self.out, self.record.key, table)
 
     def _header(self, problem: Specialisation) -> Header:
-        return header(self.gpu, problem.table, kind_of(problem).protocols[self.evaluator.label])
+        gpu = msgspec.structs.replace(self.gpu, clocks=self.watch.line() or self.gpu.clocks)
+        return header(gpu, problem.table, kind_of(problem).protocols[self.evaluator.label])
 
     def _known_bad(self) -> KnownBad | None:
         """Return the list of known-bad kernels; without the GPU nothing is learnt and nothing is run."""

@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 import math
-from types import SimpleNamespace
 
 import pytest
 import torch
 
-from bole_codegen.measure import clocks, poison_, read_clocks, relative_error
+from bole_codegen.measure import poison_, relative_error
 
 
 def test_frobenius() -> None:
@@ -52,16 +51,3 @@ def test_poison_shows_in_the_error() -> None:
     out[:3] = 1.0
     assert relative_error(out, torch.ones(4, 2)) == math.inf
     assert poison_(torch.zeros(2, dtype=torch.int32)).tolist() == [-(2**31)] * 2
-
-
-def test_smi_line() -> None:
-    reading = clocks.parse_smi("1980, 3201, 45, 120.53, 580.159.04")
-    assert reading == clocks.Clocks(1980, 3201, 45, 120.53, "580.159.04", "nvidia-smi")
-    assert clocks.parse_smi("[N/A], 3201, 45, 120.53, 580") is None
-    assert clocks.parse_smi("garbage") is None
-
-
-def test_no_tool_no_reading(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(clocks, "_from_nvml", lambda index: None)
-    monkeypatch.setattr(clocks, "shutil", SimpleNamespace(which=lambda name: None))
-    assert read_clocks() is None

@@ -76,5 +76,5 @@ def collect(seed: int, argv: list[str]) -> dict[str, Any]:
 
 def clocks() -> dict[str, Any] | None:
     """Return a reading of clocks and temperature, or None."""
-    reading = read_clocks()
+    reading = read_clocks(torch.cuda.current_device()) if torch.cuda.is_available() else None
     return None if reading is None else asdict(reading)
