@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from collections import Counter
 from typing import TextIO
 
 from rich.console import Console
@@ -21,8 +22,9 @@ from rich.text import Text
 
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.progress import Progress
-from bole_codegen.search.results import Failed, Measurement, Screening, Timed
+from bole_codegen.search.results import KINDS, Failed, Measurement, Screening, Timed
 from bole_codegen.search.targets import Target
+from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 
 #: Seconds between two lines where there is no terminal.
@@ -37,7 +39,9 @@ class _Counting(Progress):
     """Counts what both kinds show."""
 
     def __init__(self) -> None:
-        self.candidates = self.tried = self.failed = 0
+        self.candidates = self.tried = 0
+        self.failed: Counter[str] = Counter()
+        self._lost: set[tuple[Specialisation, Config]] = set()
         self.buckets = self.done = 0
         self.best: dict[Target, float] = {}
         self.last_best = ""
@@ -54,10 +58,15 @@ class _Counting(Progress):
     def screened(self, config: Config, result: Screening) -> None:
         """See :class:`Progress`."""
         self.tried += 1
-        self.failed += isinstance(result, Failed)
+        if isinstance(result, Failed):
+            self.failed[result.kind] += 1
 
     def timed(self, target: Target, config: Config, result: Measurement) -> None:
         """See :class:`Progress`."""
+        # A candidate that fails in several buckets is one that failed.
+        if isinstance(result, Failed) and (target.kernels, config) not in self._lost:
+            self._lost.add((target.kernels, config))
+            self.failed[result.kind] += 1
         if isinstance(result, Timed) and result.median_us < self.best.get(target, float("inf")):
             self.best[target] = result.median_us
             p = target.problem
@@ -66,6 +75,12 @@ class _Counting(Progress):
     def finished(self, target: Target, median_us: float | None, default_us: float | None) -> None:
         """See :class:`Progress`."""
         self.done += 1
+
+    def failures(self) -> str:
+        """Return how many candidates failed, and of what: ``12 failed: 9 spills, 2 wrong, 1 hang``."""
+        known = [kind for kind in (*KINDS, *(self.failed.keys() - KINDS)) if self.failed[kind]]
+        kinds = ", ".join(f"{self.failed[k]} {k}" for k in sorted(known, key=lambda k: -self.failed[k]))
+        return f"{self.failed.total()} failed" + (f": {kinds}" if kinds else "")
 
 
 class LineProgress(_Counting):
@@ -110,8 +125,8 @@ class LineProgress(_Counting):
         eta = f", about {left:.0f} s left" if 0 < left < float("inf") else ""
         best = f"; last improvement {self.last_best}" if self.last_best else ""
         self.note(
-            f"[{elapsed:5.0f} s] {self.tried} of up to {self.candidates} candidates ({rate:.1f} a second{eta}), "
-            f"{self.failed} failed, {self.done} of {self.buckets} buckets done{best}"
+            f"[{elapsed:5.0f} s] {self.tried} of up to {self.candidates} candidates ({rate:.1f} a second{eta}); "
+            f"{self.failures()}; {self.done} of {self.buckets} buckets done{best}"
         )
 
 
@@ -174,7 +189,8 @@ class RichProgress(_Counting):
         self._bars.stop()
 
     def _update(self) -> None:
-        more = f"{self.failed} failed" + (f", best {self.last_best}" if self.last_best else "")
+        # What a narrow terminal cuts off is the end: the best, which the table says again.
+        more = self.failures() + (f"; best {self.last_best}" if self.last_best else "")
         self._bars.update(self._candidates, completed=self.tried, more=more)
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from pathlib import Path
 from typing import Any
@@ -10,10 +9,9 @@ from typing import Any
 import pytest
 import search_fakes as fakes
 
-from bole_codegen.report import as_json, failures_line, make_progress, results_table, write_report
+from bole_codegen.report import as_json, failures_line, results_table, write_report
 from bole_codegen.report.html import render_report
 from bole_codegen.search.finish import BucketResult
-from bole_codegen.search.results import Failed, Screened, Timed
 from bole_runtime import gpus
 
 
@@ -99,44 +97,3 @@ def test_an_empty_run_still_has_a_report() -> None:
     text = render_report(empty, gpus.get("h100"), "predicted", {}, None)
     assert "Buckets without a result" in text
     assert "Nothing ran" in text
-
-
-def test_progress_lines(monkeypatch: pytest.MonkeyPatch) -> None:
-    from bole_codegen.report import progress as module
-
-    monkeypatch.setattr(module, "LINE_EVERY", 0.0)
-    stream = io.StringIO()
-    shown = make_progress(stream=stream)
-    (target,) = fakes.targets((1,))
-    config = fakes.fakes._default(target.problem, fakes.fakes.LIMITS)
-    shown.begin(1, 1, 10, 2)
-    shown.screened(config, Screened(1e-6))
-    shown.screened(config, Failed("wrong", "x"))
-    shown.timed(target, config, Timed(5.0, 0.1))
-    shown.finished(target, 5.0, 6.0)
-    shown.end()
-    text = stream.getvalue()
-    assert "2 buckets finished by an earlier run" in text
-    assert "2 of up to 10 candidates" in text
-    assert "1 failed" in text
-    assert "last improvement 5.00 us verify fast n16 w32 fused" in text
-    make_progress(quiet=True, stream=stream).note("nothing")
-    assert stream.getvalue() == text
-
-
-def test_progress_bars_in_a_terminal() -> None:
-    from rich.console import Console
-
-    from bole_codegen.report.progress import RichProgress
-
-    stream = io.StringIO()
-    shown = RichProgress(Console(file=stream, force_terminal=True, width=120))
-    (target,) = fakes.targets((1,))
-    config = fakes.fakes._default(target.problem, fakes.fakes.LIMITS)
-    shown.begin(1, 1, 10, 0)
-    shown.phase("compiling [1] of 2")
-    shown.screened(config, Screened(1e-6))
-    shown.timed(target, config, Timed(5.0, 0.1))
-    shown.finished(target, 5.0, 6.0)
-    shown.end()
-    assert "candidates" in stream.getvalue()
