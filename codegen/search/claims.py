@@ -11,6 +11,7 @@ import os
 import socket
 import time
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 from optuna.exceptions import DuplicatedStudyError
@@ -94,6 +95,24 @@ class Claims:
         for name in list(self._held):
             self.release(name)
 
+    def others(self, of: Callable[[str], bool]) -> str:
+        """Return which other run works on a class, in words; empty when none does.
+
+        Args:
+            of: whether a class matters, by the name that it is claimed by.
+        """
+        for study in self._storage.get_all_studies():
+            kind, _, numbered = study.study_name.partition("/")
+            owner = study.user_attrs.get("owner")
+            # What is not signed has no owner yet: it begins this moment, or died just then.
+            if kind != "claim" or not of(numbered.rpartition("/")[0]) or not isinstance(owner, dict):
+                continue
+            if owner.get("run") != self._me["run"] and self._at_work(owner):
+                host = str(owner.get("host"))
+                where = "this machine" if host == self._me["host"] else host.split()[0]
+                return f"process {owner.get('pid')} of {where}"
+        return ""
+
     def _write(self, study: int, owner: dict[str, Any]) -> None:
         self._storage.set_study_user_attr(study, "owner", owner)
 
@@ -107,6 +126,10 @@ class Claims:
         if not isinstance(owner, dict):
             # Created this moment by another, who has not signed it yet; or by one that died just then.
             return not self._grew_old(name)
+        return self._at_work(owner)
+
+    def _at_work(self, owner: dict[str, Any]) -> bool:
+        """Return whether the owner of a claim holds it and may still be at work."""
         if owner.get("free"):
             return False
         if owner.get("host") == self._me["host"]:

@@ -111,7 +111,11 @@ class Driver:
         Args:
             targets: buckets.
             loop: event loop, for simulations with a clock of their own.
+
+        Raises:
+            StorageError: it was to start anew, and another run is at work; or such a one deleted what this one had.
         """
+        self._env.store.begin(targets)
         try:
             if loop is None:
                 self._aside = True
@@ -120,10 +124,12 @@ class Driver:
                 loop.run_until_complete(self._main(targets))
         finally:
             self._progress.end()
-            # Before claims are given up: the next run must find what was finished.
-            self._env.store.flush()
-            with contextlib.suppress(Exception):
-                self._env.store.claims.release_all()
+            try:
+                # Before claims are given up: the next run must find what was finished.
+                self._env.store.flush()
+            finally:
+                with contextlib.suppress(Exception):
+                    self._env.store.claims.release_all()
         return self.result
 
     async def _main(self, targets: Sequence[Target]) -> None:

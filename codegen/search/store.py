@@ -10,7 +10,7 @@ import contextlib
 import json
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -20,6 +20,7 @@ from optuna.storages import BaseStorage, JournalStorage
 from optuna.trial import TrialState, create_trial
 
 from bole_codegen.search.claims import Claims
+from bole_codegen.search.journal import StorageError
 from bole_codegen.search.results import KINDS, PASSING_KINDS, Failed, Timed
 from bole_codegen.search.sampler import trial_params
 from bole_codegen.search.targets import Target
@@ -59,7 +60,7 @@ class Store:
         gpu: key of the GPU.
         space: hash of the declared space and the protocol; or one an operation.
         variants: declared variants by (op, name).
-        fresh: forget what is stored for the buckets that are asked for.
+        fresh: whether :meth:`begin` forgets what is stored.
     """
 
     def __init__(
@@ -91,10 +92,30 @@ class Store:
         space = self._space if isinstance(self._space, str) else self._space[problem.op]
         return f"{self._gpu}/{problem.key()}@{space}"
 
+    def begin(self, targets: Iterable[Target]) -> None:
+        """Forget what is stored for these buckets, if this run is to start anew.
+
+        Raises:
+            StorageError: another run is at work on such buckets and would lose what it has.
+        """
+        if not self._fresh:
+            return
+        spaces = {self._space} if isinstance(self._space, str) else set(self._space.values())
+        # Of any class, not of these alone: a run has claimed those under way, and has read those that it will do next.
+        who = self.claims.others(lambda name: name.startswith(f"{self._gpu}/") and name.rpartition("@")[2] in spaces)
+        if who:
+            raise StorageError(
+                f"--fresh forgets evaluations that another run ({who}) works with; end that run or wait for it, leave "
+                "--fresh out to share the work with it, or give another place to --storage"
+            )
+        for target in targets:
+            with contextlib.suppress(KeyError):
+                optuna.delete_study(study_name=self.name(target), storage=self._storage)
+
     def load(self, target: Target) -> list[tuple[int, Record]]:
         """Return the finished evaluations of a bucket, oldest first, with their places; damaged ones are left out."""
         found = []
-        for trial in self._study(target).get_trials(deepcopy=False):
+        for trial in self._trials(target):
             record = self._record(target, trial.user_attrs)
             if record is not None:
                 found.append((trial.number, record))
@@ -102,7 +123,7 @@ class Store:
 
     def count(self, target: Target) -> int:
         """Return how many evaluations of a bucket are kept, damaged ones included."""
-        return len(self._study(target).get_trials(deepcopy=False))
+        return len(self._trials(target))
 
     def add(self, target: Target, record: Record) -> None:
         """Keep one finished evaluation; not one that ended before the candidate ran, which is to be tried again."""
@@ -131,7 +152,7 @@ class Store:
             # One attribute: each is a row of a database.
             user_attrs={"record": json.dumps(kept)},
         )
-        self._write(lambda: self._study(target).add_trial(trial))
+        self._write(target, lambda study: study.add_trial(trial))
 
     def final(self, target: Target) -> dict[str, Any] | None:
         """Return what :meth:`set_final` kept for a bucket, None when it was not finished."""
@@ -158,8 +179,13 @@ class Store:
         while self._pending:
             self._pending.popleft().result()
 
-    def _write(self, call: Callable[[], object]) -> None:
+    def _write(self, target: Target, work: Callable[[optuna.Study], object]) -> None:
         """Write to the storage; aside, one after the other, where that takes as long as a database does."""
+
+        def call() -> None:
+            with self._there():
+                work(self._study(target))
+
         if self._writer is None:
             call()
             return
@@ -168,7 +194,8 @@ class Store:
             self._pending.popleft().result()
 
     def _read(self, target: Target, name: str) -> dict[str, Any] | None:
-        text = self._study(target).user_attrs.get(name)
+        with self._there():
+            text = self._study(target).user_attrs.get(name)
         try:
             data = json.loads(text) if isinstance(text, str) else None
         except ValueError:
@@ -177,15 +204,27 @@ class Store:
 
     def _keep(self, target: Target, name: str, data: Mapping[str, Any] | None) -> None:
         text = json.dumps(data, sort_keys=True)
-        self._write(lambda: self._study(target).set_user_attr(name, text))
+        self._write(target, lambda study: study.set_user_attr(name, text))
+
+    def _trials(self, target: Target) -> list[optuna.trial.FrozenTrial]:
+        with self._there():
+            return self._study(target).get_trials(deepcopy=False)
+
+    @contextlib.contextmanager
+    def _there(self) -> Iterator[None]:
+        """Say what it means when a study that was opened is not there any more."""
+        try:
+            yield
+        except KeyError as error:
+            raise StorageError(
+                "what this search had kept was deleted from the storage while it ran, by a run with --fresh or by "
+                "someone; the same command begins anew"
+            ) from error
 
     def _study(self, target: Target) -> optuna.Study:
         name = self.name(target)
         with self._lock:
             if name not in self._studies:
-                if self._fresh:
-                    with contextlib.suppress(KeyError):
-                        optuna.delete_study(study_name=name, storage=self._storage)
                 self._studies[name] = optuna.create_study(
                     study_name=name, storage=self._storage, direction="minimize", load_if_exists=True
                 )
