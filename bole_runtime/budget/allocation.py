@@ -49,14 +49,16 @@ def reach(
     """Return keys by which taking the largest first is always connected.
 
     Args:
-        parents: int32 or int64 [B, C]; -1 root, -2 padding, a parent before its child.
+        parents: int32 or int64 [B, C]; -1 root, -2 padding, a parent before its child. Acceptance begins at the first
+            root of a request, so further ones and what is below them can never be accepted.
         scores: fp32 [B, C], probability that a node is accepted (cumulative over its path), entries of roots ignored.
         max_nodes: only the best so many of a request count.
         max_depth: deeper nodes do not count.
 
     Returns:
-        fp32 [B, C]: 2 for roots; for other nodes the smallest score on the path to them, within [0, 1]; -1 for
-        padding, for nodes with an invalid parent or beyond a limit, and for all below such a node. NaN counts as 0.
+        fp32 [B, C]: 2 for the first root of a request; for nodes below it the smallest score on the path to them,
+        within [0, 1]; -1 for padding, further roots, nodes with an invalid parent or beyond a limit, and for all below
+        such a node. NaN counts as 0.
 
     Raises:
         TypeError: wrong dtypes.
@@ -82,6 +84,7 @@ def reach(
         return reach_into(parents, scores, most, size if max_depth is None else max_depth)
     index = torch.arange(size, device=parents.device).expand(batch, size)
     root = parents == -1
+    root = root & (root.cumsum(1) == 1)
     inner = (parents >= 0) & (parents < index)
     key = torch.where(inner, scores.float().nan_to_num(0.0, 1.0, 0.0).clamp(0.0, 1.0), -1.0)
     key = torch.where(root, 2.0, key)

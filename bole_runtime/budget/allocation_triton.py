@@ -34,7 +34,9 @@ def reach_kernel(
     score = score.to(tl.float32)
     score = tl.where(score != score, 0.0, score)
     own = tl.where(inner, tl.minimum(tl.maximum(score, 0.0), 1.0), -1.0)
-    own = tl.where(above == -1, 2.0, own)
+    # Acceptance begins at the first root.
+    first = tl.min(tl.where(above == -1, index, BLOCK), axis=0)
+    own = tl.where(index == first, 2.0, own)
     tl.store(raw + row + index, own, mask=inside)
     tl.debug_barrier()
     key = own

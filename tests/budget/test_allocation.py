@@ -117,6 +117,23 @@ def test_faulty_candidates_become_padding() -> None:
     assert got.chosen.tolist() == [0, 1, 6] + [-1] * 6
 
 
+def test_further_roots_take_no_room_and_promise_nothing() -> None:
+    # Acceptance begins at the first root: what hangs on another one is never reached.
+    parents = torch.tensor([[-1, -1, -1, 0, 1], [-2, -1, 1, -1, 3]])
+    scores = torch.tensor([[1.0, 0.01, 1.0, 0.9, 1.0], [1.0, 1.0, 0.5, 0.8, 0.7]])
+    keys = reach(parents, scores)
+    assert keys.flatten().tolist() == pytest.approx([2, -1, -1, 0.9, -1, -1, 2, 0.5, -1, -1])
+    totals = torch.tensor([1, 2, 3, 4, 9])
+    assert expected_tokens(parents, scores, totals).tolist() == pytest.approx([1, 2, 2.9, 3.4, 3.4])
+    tree = TreeBatch(2, 5, max_total=3)
+    got = allocate(parents, scores, 3, tree)
+    assert (got.chosen.tolist(), got.counts.tolist(), int(tree.status)) == ([0, 3, 6], [2, 1], 0)
+    assert got.expected.tolist() == pytest.approx([1.9, 1.0])
+    # Two requests are live, whatever they have of roots: the bucket of two rows starves none.
+    index, rates = choose_capacity(parents, scores, torch.tensor([1, 2, 9]), torch.tensor([1.0, 10.0, 1000.0]))
+    assert (int(index), rates.tolist()) == (1, pytest.approx([0.0, 2e5, 3.4e3]))
+
+
 def test_a_draft_goes_straight_into_the_forest() -> None:
     draft = TopKDraft(2, 2, 2)
     draft.start(torch.tensor([5, 6]), torch.tensor([[1, 2], [3, 4]]), torch.tensor([[0.9, 0.05], [0.5, 0.4]]))

@@ -24,6 +24,15 @@ def on(backend: str, call: Any) -> Any:
         set_backend(None)
 
 
+def test_further_roots_are_left_out() -> None:
+    parents, scores = torch.tensor([[-2, -1, -1, -1, 1, 2]]), torch.tensor([[1.0, 1.0, 0.01, 1.0, 0.9, 1.0]])
+    assert on("triton", lambda: reach(parents, scores)).tolist() == [[-1, 2, -1, -1, pytest.approx(0.9), -1]]
+    tree = TreeBatch(1, 6, max_total=2)
+    got = on("triton", lambda: allocate(parents, scores, 2, tree))
+    assert (got.chosen.tolist(), tree.parents.tolist(), int(tree.status)) == ([1, 4], [-1, 0], 0)
+    assert float(got.expected) == pytest.approx(1.9)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_allocation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_runtime.budget import allocation_triton
