@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -246,8 +246,22 @@ def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[Buck
             return None
         if not isinstance(data.get("trials"), int) or data["trials"] < trials:
             return None
-        found.append(BucketResult(target, entry, reused=True))
+        found.append(BucketResult(target, _in_declared_order(env, entry), reused=True))
     return found
+
+
+def _in_declared_order(env: Environment, entry: AnyEntry) -> AnyEntry:
+    """Return an entry as the search made it: a storage sorts the names of parameters, which are printed."""
+    declared = {v.name: v for v in env.variants(entry.op)}
+
+    def ordered(variant: str, params: Mapping[str, Any]) -> dict[str, Any]:
+        names = [p.name for p in declared[variant].params] if variant in declared else []
+        return {n: params[n] for n in (*(n for n in names if n in params), *(n for n in params if n not in names))}
+
+    second = entry.runner_up
+    if second is not None:
+        second = msgspec.structs.replace(second, params=ordered(second.variant, second.params))
+    return msgspec.structs.replace(entry, params=ordered(entry.variant, entry.params), runner_up=second)
 
 
 async def _at_once(result: Screening) -> Screening:
