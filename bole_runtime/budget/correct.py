@@ -27,7 +27,8 @@ class AcceptanceModel:
     ``min(1, p * factor)``; :func:`~bole_runtime.budget.reach` keeps a child below its parent.
 
     Every verified node is seen to be accepted or not, whatever the rule that chose it, so the estimate has no bias
-    among the nodes that were tried. State is on the device and updated in place, without a host sync.
+    among the nodes that were tried. A request whose walk met a row that cannot be used (``Acceptance.status``) says
+    nothing of its nodes and is left out. State is on the device and updated in place, without a host sync.
 
     Attributes:
         predicted: fp32 [bins], faded sum of the draft's cumulative probabilities of verified nodes.
@@ -109,8 +110,12 @@ class AcceptanceModel:
         if scores.device != self.predicted.device or tree.device != self.predicted.device:
             raise ValueError(f"scores, tree: must be on {self.predicted.device}")
         flat = scores.reshape(-1).float().nan_to_num(0.0).clamp(0.0, 1.0)
-        # Roots are certain and teach nothing.
-        drafted = (tree.depths.reshape(-1) > 0).float()
+        # Roots are certain and teach nothing. A walk that was cut short rejected nothing: its request is left out.
+        rows, live = tree.rows()
+        usable = live & (result.status == 0).unsqueeze(1)
+        seen = torch.zeros(tree.max_total + 1, device=flat.device)
+        seen.scatter_(0, torch.where(usable, rows, tree.max_total).flatten(), 1.0)
+        drafted = (tree.depths.reshape(-1) > 0) * seen[:-1]
         hit = torch.zeros(tree.max_total + 1, device=flat.device)
         hit.scatter_(0, torch.where(result.source >= 0, result.source, tree.max_total).flatten(), 1.0)
         bins = self._bin(flat)

@@ -252,6 +252,30 @@ def test_the_correction_learns_what_is_accepted() -> None:
         model.update(scores[:1], tree, accept_predicted(tokens, tokens, tree))
 
 
+@pytest.mark.parametrize("packed", [False, True])
+@pytest.mark.parametrize("bad", [1, 2, 4])
+def test_what_could_not_be_walked_is_no_rejection(packed: bool, bad: int) -> None:
+    # Request 0 is accepted whole; the walk of request 1 met a row that says nothing.
+    parents, tokens, size = [[-1, 0, 1], [-1, 0, 1]], torch.tensor([[0, 1, 2]] * 2), 3
+    tree = TreeBatch.from_parents(torch.tensor(parents))
+    if packed:
+        tree = TreeBatch.from_packed(torch.tensor(parents).flatten(), torch.tensor([0, 3, 6]), 3)
+        tokens = tokens.flatten()
+    said = torch.tensor([[1, 2, 9], [-5, 2, 9]]).reshape(tokens.shape)
+    result = accept_predicted(said, tokens, tree)
+    assert result.status.tolist() == [0, 4]
+    result.status[1] = bad
+    scores = torch.tensor([[1.0, 0.9, 0.4], [1.0, 0.9, 0.4]]).reshape(tokens.shape)
+    model, alone = AcceptanceModel(prior=1.0), AcceptanceModel(prior=1.0)
+    model.update(scores, tree, result)
+    one = TreeBatch.from_parents(torch.tensor(parents[:1]))
+    first = torch.tensor([[0, 1, 2]])
+    alone.update(scores.reshape(2, size)[:1], one, accept_predicted(torch.tensor([[1, 2, 9]]), first, one))
+    assert torch.equal(model.predicted, alone.predicted)
+    assert torch.equal(model.accepted, alone.accepted)
+    assert float(model.accepted.sum()) == 2.0
+
+
 def test_the_correction_forgets() -> None:
     model = AcceptanceModel(prior=1.0, memory=5.0)
     tree = TreeBatch.chain(1, 2)
