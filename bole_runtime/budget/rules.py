@@ -60,8 +60,10 @@ def goodput_nodes(
         Nodes a request, and expected tokens per second.
 
     Raises:
-        ValueError: the table has nothing for such a batch.
+        ValueError: ``overhead_us`` is negative, or the table has nothing for such a batch.
     """
+    if not overhead_us >= 0:
+        raise ValueError(f"overhead_us: {overhead_us} is not allowed; allowed: 0 or more")
     best, rate = 1, 0.0
     for nodes in table.nodes(batch, kv, depth):
         cost = table.cost(batch, nodes, kv, depth) + (overhead_us if nodes > 1 else 0.0)

@@ -72,7 +72,8 @@ class CalibrationTable:
     """Times of the complete forward, and what is between them.
 
     Batch, context length and depth are taken at the next calibrated value upward (beyond the largest is an error);
-    nodes are interpolated linearly between calibrated ones.
+    nodes are interpolated linearly between calibrated ones. A tree of N nodes is never deeper than N - 1, whatever
+    depth is asked for; a tree size that could not run as deep as asked is left out.
 
     Attributes:
         label: ``measured``, or ``model`` for times that nobody measured.
@@ -121,9 +122,16 @@ class CalibrationTable:
 
     def _times(self, batch: int, kv: int, depth: int | None) -> dict[int, float]:
         """Return the time by nodes; a tree of N nodes is never deeper than N - 1."""
+        for what, value, low in (("batch", batch, 1), ("kv", kv, 0), ("depth", 0 if depth is None else depth, 0)):
+            if not value >= low:
+                raise CalibrationError(f"{what}: {value} is not allowed; allowed: {low} or more")
         lengths = self._index[_upward("batch", batch, self._index)]
+        group = lengths[_upward("kv", kv, lengths)]
+        if depth is not None:
+            # Otherwise only trees too small to be that deep would be left, as if larger ones did not pay.
+            _upward("depth", min(depth, max(group) - 1), {d for by_depth in group.values() for d in by_depth})
         times = {}
-        for nodes, by_depth in lengths[_upward("kv", kv, lengths)].items():
+        for nodes, by_depth in group.items():
             wanted = max(by_depth) if depth is None else min(depth, nodes - 1)
             deep = [d for d in by_depth if d >= wanted]
             if deep:
@@ -134,7 +142,7 @@ class CalibrationTable:
         """Return the calibrated nodes a request, ascending, from 1.
 
         Raises:
-            CalibrationError: nothing is calibrated that far.
+            CalibrationError: nothing is calibrated that far, or a number is below its range.
         """
         return sorted(self._times(batch, kv, depth))
 
@@ -148,7 +156,7 @@ class CalibrationTable:
             depth: depth of the deepest tree; default the largest calibrated one.
 
         Raises:
-            CalibrationError: nothing is calibrated that far.
+            CalibrationError: nothing is calibrated that far, or a number is below its range.
         """
         times = self._times(batch, kv, depth)
         known = sorted(times)

@@ -66,7 +66,41 @@ def test_lookup_goes_upward_and_interpolates_nodes(table: CalibrationTable) -> N
     for question, message in (((65, 1, 0), "batch: 65"), ((1, 1, 5000), "kv: 5000"), ((1, 65, 0), "nodes: 65")):
         with pytest.raises(CalibrationError, match=message):
             table.cost(*question)
-    assert table.nodes(1, 0, depth=9) == [1, 4]  # only trees of four nodes are no deeper than calibrated
+
+
+@pytest.mark.parametrize(
+    ("question", "message"),
+    [
+        ({"depth": 9}, "depth: 9 is above the largest calibrated one, 8"),
+        ({"depth": 100}, "depth: 63 is above the largest calibrated one, 8"),
+        ({"depth": -1}, "depth: -1 is not allowed; allowed: 0 or more"),
+        ({"batch": 0}, "batch: 0 is not allowed; allowed: 1 or more"),
+        ({"batch": -3}, "batch: -3 is not allowed"),
+        ({"batch": float("nan")}, "batch: nan is not allowed"),
+        ({"kv": -1}, "kv: -1 is not allowed; allowed: 0 or more"),
+    ],
+)
+def test_a_question_beyond_the_table_is_an_error(table: CalibrationTable, question: Any, message: str) -> None:
+    asked = {"batch": 1, "kv": 0, **question}
+    with pytest.raises(CalibrationError, match=message):
+        table.nodes(**asked)
+    with pytest.raises(CalibrationError, match=message):
+        table.cost(nodes=4, **asked)
+    with pytest.raises(CalibrationError, match=message):
+        published_nodes(table, **asked, eps=10.0)
+    with pytest.raises(CalibrationError, match=message):
+        goodput_nodes(table, float, **asked)
+
+
+def test_a_depth_that_no_calibrated_tree_can_have_is_no_question() -> None:
+    def forward(point: Point) -> Any:
+        return None if (point.nodes, point.depth) == (16, 8) else lambda: None
+
+    sizes: Any = {"batches": [1], "kv_lengths": [0], "device": "cpu", "warmup": 0, "repeats": 3}
+    small = calibrate(forward, nodes=[4], depths=[8], **sizes)
+    assert small.nodes(1, 0, depth=100) == [1, 4]
+    # A size that could not run that deep is left out; another one was calibrated there.
+    assert calibrate(forward, nodes=[4, 16, 64], depths=[4, 8], **sizes).nodes(1, 0, depth=8) == [1, 4, 64]
 
 
 def test_the_published_rule(table: CalibrationTable) -> None:
@@ -91,6 +125,9 @@ def test_the_goodput_rule(table: CalibrationTable) -> None:
     assert best == 16
     assert goodput_nodes(table, tokens, 8, 0, overhead_us=1e6)[0] == 1
     assert goodput_nodes(table, lambda n: 8.0, 8, 0)[0] == 1
+    for bad in (-105.0, -1e-9, float("nan")):
+        with pytest.raises(ValueError, match=f"overhead_us: {bad} is not allowed; allowed: 0 or more"):
+            goodput_nodes(table, tokens, 8, 0, overhead_us=bad)
 
 
 def test_the_file_reads_back_and_is_stable(table: CalibrationTable, tmp_path: Path) -> None:
