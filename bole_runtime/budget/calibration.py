@@ -11,11 +11,19 @@ from pathlib import Path
 
 import torch
 
-from bole_runtime.budget.table import CalibrationError, CalibrationTable, Timing, check_target, save_calibration
+from bole_runtime.budget.table import (
+    CalibrationError,
+    CalibrationTable,
+    Timing,
+    check_target,
+    load_calibration,
+    save_calibration,
+)
 
 Run = Callable[[], object]
 _MOST = 1 << 31
 _LONGEST_US = 1e9
+_INCOMPLETE = "; incomplete: "
 #: Runs a function once and returns its time in microseconds.
 Timer = Callable[[Run], float]
 
@@ -51,11 +59,13 @@ def calibrate(
     timer: Timer | None = None,
     path: Path | str | None = None,
     progress: Callable[[str], None] | None = None,
+    resume: bool = False,
 ) -> CalibrationTable:
     """Measure the complete forward: attention, recurrent layers, MLPs, head, whatever a serving step runs.
 
     For every batch, context length and depth, decoding and all tree sizes are prepared first and then timed in
-    rotation, so that a change of clocks meets all of them alike.
+    rotation, so that a change of clocks meets all of them alike. Such a group is whole or not there: each is written
+    when it is finished, and a calibration that did not end says in ``protocol`` how many there should be.
 
     Args:
         forward: given a :class:`Point`, returns the function that runs one forward of it (usually the replay of a
@@ -69,18 +79,23 @@ def calibrate(
         repeats: timed runs of a point, 3 at least.
         warmup: runs before them.
         timer: replaces the timing of one run.
-        path: file to write, in one step at the end.
+        path: file to write, in one step after every group (one batch and context length).
         progress: called with a line for every group of points.
+        resume: keep what the file at ``path`` holds, if there is one, and measure what it lacks. It must be of the same
+            name, device, torch and repeats. A group that lacks a point that can run now is measured again, so that what
+            is compared was timed together.
 
     Returns:
         The table; medians with the distance between quartiles.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: a list is empty, a number is out of range, or ``name`` or ``path`` could not be written at the end.
-            Nothing has run.
+        ValueError: a list is empty, a number is out of range, ``name`` or ``path`` could not be written, or the file to
+            resume is of something else. Nothing has run.
         OSError: likewise, the folder of ``path`` cannot be written.
-        CalibrationError: decoding itself cannot run for some batch and context length, or the timer gave no time.
+        CalibrationError: decoding itself cannot run for some batches and context lengths (all others were measured),
+            or something failed (nothing was measured after it). Finished groups are in the file and in the error's
+            ``table``. Also if the file to resume cannot be read.
     """
     for what, values, low in (("batches", batches, 1), ("nodes", nodes, 1), ("kv_lengths", kv_lengths, 0),
                               ("depths", depths, 1)):  # fmt: skip
@@ -99,27 +114,103 @@ def calibrate(
     for what, function in (("forward", forward), ("timer", timer), ("progress", progress)):
         if not (callable(function) or (function is None and what != "forward")):
             raise TypeError(f"{what}: expected a function, got {type(function).__name__}")
+    if not isinstance(resume, bool):
+        raise TypeError(f"resume: expected a bool, got {type(resume).__name__}")
     path = check_target(name, path)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     measure = timer or (_cuda_timer(where) if where.type == "cuda" else _clock)
-    entries: list[Timing] = []
-    for batch in sorted(set(batches)):
-        for kv in sorted(set(kv_lengths)):
-            points = list(_points(batch, kv, nodes, depths))
-            if progress is not None:
-                progress(f"batch {batch}, kv {kv}: {len(points)} points")
-            entries.extend(_measure(forward, points, measure, repeats, warmup))
-    table = CalibrationTable(
-        entries,
-        name=name,
-        device=torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
-        date=datetime.datetime.now(datetime.timezone.utc).date().isoformat(),
-        torch_version=torch.__version__,
-        protocol=f"median of {repeats} runs after {warmup}, points in rotation",
+    groups = [(batch, kv) for batch in sorted(set(batches)) for kv in sorted(set(kv_lengths))]
+    file = _File(
+        path,
+        name,
+        torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
+        f"median of {repeats} runs after {warmup}, points in rotation",
+        groups,
     )
-    if path is not None:
-        save_calibration(table, path)
-    return table
+    if resume:
+        file.read()
+    failed = []
+    for batch, kv in groups:
+        points, before = list(_points(batch, kv, nodes, depths)), file.done.get((batch, kv), [])
+        if progress is not None:
+            progress(f"batch {batch}, kv {kv}: {len(points)} points{', some measured before' if before else ''}")
+        try:
+            runs = _prepare(forward, points, before)
+            if runs or not before:
+                file.done[batch, kv] = _measure(runs, measure, repeats, warmup) if runs else []
+        except Exception as error:
+            raise file.unfinished([f"batch {batch}, kv {kv}: {type(error).__name__}: {error}"]) from error
+        if file.done[batch, kv]:
+            file.write()
+        else:
+            failed.append(f"decoding cannot run at batch {batch}, kv {kv}: forward gave None")
+    if failed:
+        raise file.unfinished(failed)
+    return file.table()
+
+
+class _File:
+    """Groups that are finished, and the file that holds them."""
+
+    def __init__(self, path: Path | None, name: str, device: str, protocol: str, groups: list[tuple[int, int]]) -> None:
+        self._path, self._groups, self._protocol = path, groups, protocol
+        self._name, self._device, self._torch, self._date = name, device, torch.__version__, _today()
+        self.done: dict[tuple[int, int], list[Timing]] = {}
+
+    def read(self) -> None:
+        """Take the groups of the file, if there is one."""
+        if self._path is None:
+            raise ValueError("resume: there is nothing to resume without path")
+        if not self._path.exists():
+            return
+        table = load_calibration(self._path)
+        for what, given, value in (
+            ("label", table.label, "measured"),
+            ("name", table.name, self._name),
+            ("device", table.device, self._device),
+            ("torch", table.torch_version, self._torch),
+            ("protocol", table.protocol.split(_INCOMPLETE)[0], self._protocol),
+        ):
+            if given != value:
+                raise ValueError(
+                    f"resume: {what} of {self._path} is {given!r}, not {value!r}; calibrate to another file"
+                )
+        for entry in table.entries:
+            self.done.setdefault((entry.batch, entry.kv), []).append(entry)
+
+    def table(self) -> CalibrationTable:
+        """Return the finished groups."""
+        finished = sum(bool(self.done.get(g)) for g in self._groups)
+        incomplete = f"{_INCOMPLETE}{finished} of {len(self._groups)} groups" if finished < len(self._groups) else ""
+        return CalibrationTable(
+            [entry for group in self.done.values() for entry in group],
+            name=self._name,
+            device=self._device,
+            date=self._date,
+            torch_version=self._torch,
+            protocol=self._protocol + incomplete,
+        )
+
+    def write(self) -> None:
+        if self._path is not None:
+            save_calibration(self.table(), self._path)
+
+    def unfinished(self, reasons: list[str]) -> CalibrationError:
+        """Return the error that says what failed, what is whole, and how to go on."""
+        whole = any(self.done.values())
+        if not whole:
+            kept = "nothing was measured"
+        elif self._path is None:
+            kept = "what is whole is the error's table; with path= it could be resumed"
+        else:
+            kept = f"what is whole is in {self._path}; the same call with resume=True measures the rest"
+        error = CalibrationError(f"{'; '.join(reasons)} ({kept})")
+        error.table = self.table() if whole else None
+        return error
+
+
+def _today() -> str:
+    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def _points(batch: int, kv: int, nodes: Sequence[int], depths: Sequence[int]) -> Iterable[Point]:
@@ -129,13 +220,24 @@ def _points(batch: int, kv: int, nodes: Sequence[int], depths: Sequence[int]) ->
         yield Point(batch, count, kv, depth)
 
 
-def _measure(
-    forward: Callable[[Point], Run | None], points: list[Point], measure: Timer, repeats: int, warmup: int
-) -> list[Timing]:
-    runs = [(point, run) for point in points if (run := forward(point)) is not None]
-    if not runs or runs[0][0].nodes != 1:
-        point = points[0]
-        raise CalibrationError(f"decoding cannot run at batch {point.batch}, kv {point.kv}: forward gave None")
+def _prepare(
+    forward: Callable[[Point], Run | None], points: list[Point], before: list[Timing]
+) -> list[tuple[Point, Run]]:
+    """Return what to time of a group, nothing where it is whole or decoding cannot run."""
+    old = [Point(e.batch, e.nodes, e.kv, e.depth) for e in before]
+    made: dict[Point, Run] = {}
+    for point in [p for p in points if p not in old] + old:
+        if point in old and not made:
+            return []
+        run = forward(point)
+        if run is not None:
+            made[point] = run
+        elif point.nodes == 1:
+            return []
+    return sorted(made.items(), key=lambda item: (item[0].depth, item[0].nodes))
+
+
+def _measure(runs: list[tuple[Point, Run]], measure: Timer, repeats: int, warmup: int) -> list[Timing]:
     for _, run in runs:
         for _ in range(warmup):
             run()

@@ -28,7 +28,15 @@ Day = Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")]
 
 
 class CalibrationError(ValueError):
-    """A calibration file that cannot be used, or a question it cannot answer. Names the file or the question."""
+    """A calibration file that cannot be used, a question it cannot answer, or a calibration that did not end.
+
+    Names the file, the question or what failed.
+
+    Attributes:
+        table: of a calibration that did not end, what is whole of it; None if nothing is.
+    """
+
+    table: CalibrationTable | None = None
 
 
 class Timing(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True, order=True):

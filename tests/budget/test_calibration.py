@@ -236,9 +236,110 @@ def test_what_could_not_be_written_is_refused_before_anything_runs(
     assert not runs
 
 
+class Machine:
+    """A forward that takes model_us, but cannot decode at some groups, or breaks at one."""
+
+    def __init__(self, refused: tuple[tuple[int, int], ...] = (), breaks: tuple[int, int] | None = None) -> None:
+        self.refused, self.breaks = refused, breaks
+        self.made: list[Point] = []
+
+    def __call__(self, point: Point) -> Any:
+        self.made.append(point)
+        if (point.batch, point.kv) in self.refused:
+            return None
+
+        def run() -> float:
+            if (point.batch, point.kv) == self.breaks:
+                raise RuntimeError("the device is gone")
+            return model_us(point)
+
+        return run
+
+    def calibrate(self, path: Path | None, resume: bool = False, **changes: Any) -> CalibrationTable:
+        sizes: dict[str, Any] = {"batches": [1, 8], "nodes": [4], "kv_lengths": [0, 100], "depths": [3], "repeats": 3}
+        return calibrate(
+            self, **{**sizes, **changes}, name="toy", device="cpu", path=path, resume=resume, timer=lambda run: run()
+        )  # fmt: skip
+
+
+def test_what_is_finished_is_kept_and_resumed(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    broken = Machine(breaks=(8, 0))
+    message = r"batch 8, kv 0: RuntimeError: the device is gone \(what is whole is in .*table\.json; the same call with "
+    with pytest.raises(CalibrationError, match=message + r"resume=True measures the rest\)") as caught:
+        broken.calibrate(path)
+    assert isinstance(caught.value.__cause__, RuntimeError)
+    kept = load_calibration(path)
+    assert caught.value.table is not None
+    assert kept.entries == caught.value.table.entries
+    assert [(e.batch, e.kv, e.nodes) for e in kept.entries] == [(1, 0, 1), (1, 0, 4), (1, 100, 1), (1, 100, 4)]
+    assert kept.protocol.endswith("; incomplete: 2 of 4 groups")
+    # The rest alone is run, and the table is that of one run.
+    well = Machine()
+    table = well.calibrate(path, resume=True)
+    assert {(p.batch, p.kv) for p in well.made} == {(8, 0), (8, 100)}
+    whole = Machine().calibrate(tmp_path / "other.json")
+    assert table.entries == load_calibration(path).entries == whole.entries
+    assert table.protocol == load_calibration(path).protocol == whole.protocol
+    done = Machine()
+    assert done.calibrate(path, resume=True).entries == whole.entries
+    assert not done.made
+
+
+def test_groups_that_cannot_decode_are_left_out_and_named(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    message = r"cannot run at batch 1, kv 100: .*; decoding cannot run at batch 8, kv 100: forward gave None \(what is"
+    with pytest.raises(CalibrationError, match=message) as caught:
+        Machine(refused=((1, 100), (8, 100))).calibrate(path)
+    assert caught.value.table is not None
+    assert {(e.batch, e.kv) for e in load_calibration(path).entries} == {(1, 0), (8, 0)}
+    with pytest.raises(CalibrationError, match="resumed") as caught:
+        Machine(breaks=(8, 0)).calibrate(None)
+    assert caught.value.table is not None
+    with pytest.raises(CalibrationError, match="nothing was measured") as caught:
+        Machine(breaks=(1, 0)).calibrate(None)
+    assert caught.value.table is None
+
+
+def test_a_group_that_grows_is_timed_together(tmp_path: Path) -> None:
+    path = tmp_path / "table.json"
+    Machine().calibrate(path, batches=[1])
+    more = Machine(refused=((8, 100),))
+    with pytest.raises(CalibrationError, match="batch 8, kv 100"):
+        more.calibrate(path, resume=True, nodes=[16], kv_lengths=[100])
+    assert {(p.nodes, p.depth) for p in more.made if p.batch == 1} == {(16, 3), (4, 3), (1, 0)}
+    table = load_calibration(path)
+    assert table.nodes(1, 100) == [1, 4, 16]
+    assert table.nodes(1, 0) == [1, 4]
+
+
+def test_only_the_same_calibration_is_resumed(tmp_path: Path, table: CalibrationTable) -> None:
+    path = tmp_path / "table.json"
+    sizes: dict[str, Any] = {"batches": [1], "nodes": [4], "kv_lengths": [0], "device": "cpu", "repeats": 3}
+    with pytest.raises(ValueError, match="resume: there is nothing to resume without path"):
+        calibrate(lambda p: None, **sizes, resume=True)
+    with pytest.raises(TypeError, match="resume: expected a bool, got str"):
+        calibrate(lambda p: None, **sizes, resume="yes")  # type: ignore[arg-type]
+    for change, message in (
+        ({"name": "other"}, "resume: name of .* is 'toy', not 'other'"),
+        ({"name": "toy", "repeats": 7}, "resume: protocol of .* is 'median of 3 runs after 3, .*, not 'median of 7"),
+    ):
+        Machine().calibrate(path)
+        before = path.read_bytes()
+        with pytest.raises(ValueError, match=message):
+            calibrate(lambda p: lambda: None, **{**sizes, **change}, path=path, resume=True)
+        assert path.read_bytes() == before
+    path.write_text("{")
+    with pytest.raises(CalibrationError, match=r"table\.json"):
+        calibrate(lambda p: lambda: None, **sizes, path=path, resume=True)
+    assert path.read_text() == "{"
+
+
 @pytest.mark.parametrize("time", [float("nan"), -5.0, 1e12])
 def test_a_timer_that_gives_no_time_is_reported(time: float) -> None:
-    with pytest.raises(CalibrationError, match=r"Point\(batch=1, nodes=1, kv=8, depth=0\): the timer gave"):
+    with pytest.raises(
+        CalibrationError, match=r"batch 1, kv 8: .*Point\(batch=1, nodes=1, kv=8, depth=0\): the timer gave"
+    ):
         calibrate(
             lambda _: lambda: None, batches=[1], nodes=[4], kv_lengths=[8], device="cpu", timer=lambda _: time
         )  # fmt: skip
