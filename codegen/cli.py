@@ -23,6 +23,7 @@ from bole_codegen.places import check_places, check_report
 from bole_codegen.render import render
 from bole_codegen.report import (
     as_json,
+    earlier_line,
     failures_line,
     make_progress,
     missing_lines,
@@ -179,7 +180,8 @@ def _report(
         "command": command,
         "tables": ", ".join(paths),
     }
-    write_report(path, result, session.record, session.evaluator.label, facts, session.evaluator.bandwidth_gbs)
+    bandwidth = session.evaluator.bandwidth_gbs or result.bandwidth_gbs
+    write_report(path, result, session.record, session.evaluator.label, facts, bandwidth)
 
 
 def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> bool:
@@ -194,6 +196,8 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
     for line in missing_lines(result, len(session.targets)):
         say(line)
     say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
+    if result.resumed:
+        say(earlier_line(result))
     if result.spent:
         say(f"where the time went: {describe(result.spent)}")
     if label == "predicted" and result.entries:

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from bole_codegen.report.html import write_report
 from bole_codegen.report.progress import make_progress
-from bole_codegen.report.summary import as_json, failures_line, missing_lines, offline_line, results_table
+from bole_codegen.report.summary import as_json, earlier_line, failures_line, missing_lines, offline_line, results_table
 
 __all__ = [
     "as_json",
+    "earlier_line",
     "failures_line",
     "make_progress",
     "missing_lines",

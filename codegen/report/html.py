@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bole_codegen.report import plots
 from bole_codegen.report.importance import importances
-from bole_codegen.report.summary import HEADERS, row
+from bole_codegen.report.summary import HEADERS, earlier_line, row
 from bole_codegen.search.ledger import PHASES
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
@@ -117,14 +117,17 @@ def render_report(
     parts.append("<h2>Candidates</h2>")
     done = "compiled" if label == "predicted" else "compiled and checked"
     parts.append(
-        f"<p>{result.tried} {done}, {result.duplicates} more rendered to kernels already tried, "
-        f"{result.resumed} evaluations taken over from earlier runs, {result.seconds:.0f} s.</p>"
+        f"<p>{result.tried} {done}, {result.duplicates} more rendered to kernels already tried. "
+        f"This run took {result.seconds:.0f} s.</p>"
     )
+    if result.resumed:
+        line = earlier_line(result)
+        parts.append(f"<p>{line[0].upper()}{line[1:]}.</p>")
     if result.spent:
         rows = [(PHASES[k], f"{result.spent[k]:.1f}") for k in PHASES if result.spent.get(k, 0) >= 0.05]
         if "device_idle" in result.spent:
             rows.append(("device idle, of the wall time", f"{result.spent['device_idle']:.1f}"))
-        parts.append(_table(("where the time went, all processes together", "seconds"), rows, {1}))
+        parts.append(_table(("where the time of this run went, all processes together", "seconds"), rows, {1}))
     if result.failures:
         rows = [(KINDS.get(k, k), str(n)) for k, n in sorted(result.failures.items(), key=lambda f: -f[1])]
         parts.append(_table(("candidates that do not count", "number"), rows, {1}))

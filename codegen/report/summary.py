@@ -60,6 +60,12 @@ def failures_line(failures: Mapping[str, int]) -> str:
     return "candidates that do not count: " + ", ".join(known)
 
 
+def earlier_line(result: RunResult) -> str:
+    """Say what a run took from earlier ones."""
+    buckets = f"; {result.reused} of {len(result.buckets)} buckets were finished by then" if result.reused else ""
+    return f"taken over from earlier runs: {result.resumed} evaluations{buckets}"
+
+
 def missing_lines(result: RunResult, asked: int) -> list[str]:
     """Say how many buckets have no entry, which, and why; no line when all have one.
 
@@ -113,6 +119,7 @@ def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> st
         "out_of_time": result.out_of_time,
         "candidates": result.tried,
         "resumed_evaluations": result.resumed,
+        "finished_earlier": result.reused,
         "duplicates": result.duplicates,
         "failures": dict(result.failures),
         "where_the_time_went": dict(result.spent),

@@ -207,6 +207,10 @@ class ClassSearch:
                 for name in (config, *standing.get(config, ())):
                     sampler.tell(name, value)
 
+    def texts(self, config: Config) -> tuple[str, ...]:
+        """Return the text hashes of the kernels of a configuration; none when it does not render."""
+        return self._same.texts(config)
+
     def known_bad(self, config: Config) -> Failed | None:
         """Return how the kernels of a candidate failed on such a GPU before, None when they did not."""
         if self.env.known_bad is None:
@@ -305,13 +309,18 @@ class ClassSearch:
             if self._same.admit(record.config) != record.config:
                 continue
             self._seen.add(record.config)
+            self.recall([(target, record)])
+
+    def recall(self, records: Iterable[tuple[Target, Record]]) -> None:
+        """Take over evaluations as they are, whatever the text of the kernels is today."""
+        for target, record in records:
             self.resumed += 1
-            if isinstance(record.outcome, Timed):
-                self.screened.setdefault(record.config, Screened(record.error))
-                self.times[target][record.config] = record.outcome
-            elif record.config not in self.screened or record.outcome.kind in BAD_KINDS:
-                # One that was timed and then failed its full check stays failed.
-                self.screened[record.config] = record.outcome
+            config, outcome = record.config, record.outcome
+            here = record.stage in ("time", "finals")
+            if isinstance(outcome, Timed) or (here and outcome.kind not in BAD_KINDS):
+                self.screened.setdefault(config, Screened(record.error))
+                self.times[target][config] = outcome
             else:
-                continue
-            self.history.append((target.problem.key(), record.config, record.outcome))
+                # Of every bucket: one that was timed and then failed its full check stays failed.
+                self.screened[config] = outcome
+            self.history.append((target.problem.key(), config, outcome))

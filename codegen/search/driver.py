@@ -23,11 +23,12 @@ from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.deadline import Deadline
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
-from bole_codegen.search.finish import BucketResult, Finisher, Incumbents, keep, reuse
+from bole_codegen.search.finish import BucketResult, Finisher, Incumbents
 from bole_codegen.search.kept import Plan
 from bole_codegen.search.ledger import now
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
+from bole_codegen.search.reused import keep, reuse
 from bole_codegen.search.rounds import Rounds, side_by_side
 from bole_codegen.search.targets import Target, classes
 from bole_codegen.search.winners import Winners
@@ -142,15 +143,12 @@ class Driver:
         share = 4 * self._evaluator.workers * options.rounds / options.trials
         self._abreast = max(1 + self._evaluator.devices, min(ABREAST, math.ceil(share)))
         for i, (problem, members) in enumerate(ordered.items()):
-            done = reuse(self._env, members, options.trials)
-            if done is None:
+            if not self._reuse(problem, members):
                 # Counted over all classes, those that an earlier run finished included: it knew no other winners.
                 earlier = frozenset(list(ordered)[: max(0, i - self._abreast + 1)])
                 todo.append(_Class(problem, members, earlier))
                 # For all classes before any begins: a table that is written on the way must not decide later.
                 self._plan(todo[-1])
-            else:
-                self._take(problem, done)
         ahead = sum(len(c.members) for c in todo)
         self._progress.begin(len(todo), ahead, len(todo) * options.trials, len(self.result.buckets))
         self._evaluator.start()
@@ -177,7 +175,7 @@ class Driver:
                 missing = [BucketResult(t, None, OUT_OF_TIME) for t in one.members if t not in found]
                 self._take(one.problem, [*one.results, *(missing if self._late else ())])
             if one.search is not None:
-                self._count(one.search)
+                self.result.count(one.search)
         self.result.out_of_time = self._late
         self.result.seconds = now() - self._begun
         self.result.spent = self._evaluator.ledger.report(self.result.seconds)
@@ -213,15 +211,24 @@ class Driver:
         """Take the results of a class that another run searches, or search it when that run is gone."""
         claims, name = self._env.store.claims, self._env.store.class_name(one.problem)
         while True:
-            done = reuse(self._env, one.members, self._options.trials)
-            if done is not None:
+            if self._reuse(one.problem, one.members):
                 one.taken = True
-                self._take(one.problem, done)
                 return
             if claims.take(name):
                 await self._class(one)
                 return
             await asyncio.sleep(1.0)
+
+    def _reuse(self, problem: Specialisation, members: Sequence[Target]) -> bool:
+        """Take a class that an earlier run finished, with what it tried; return whether there is one."""
+        found = reuse(self._env, problem, members, self._options.trials, self._options.anchors)
+        if found is None:
+            return False
+        self.result.searches.append(found.search)
+        self.result.count(found.search)
+        self.result.bandwidth_gbs = found.bandwidth_gbs or self.result.bandwidth_gbs
+        self._take(problem, found.results)
+        return True
 
     def _plan(self, one: _Class) -> Plan:
         """Return what the search of a class depends on: the plan of an interrupted search, or a new one."""
@@ -269,7 +276,7 @@ class Driver:
         # One whose candidates did not all have their turn is not finished: the next run tries those again.
         if whole and search.complete():
             # Before the table has it: one that is killed in between must not meet its own entries as those of others.
-            keep(self._env, one.members, one.results, self._options.trials)
+            keep(self._env, search, one.results, self._options.trials, self._evaluator.bandwidth_gbs)
         self._take(one.problem, one.results)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
@@ -322,10 +329,3 @@ class Driver:
             self._winners.add(problem, entry.work, config)
         if entries:
             self._save(entries)
-
-    def _count(self, search: ClassSearch) -> None:
-        self.result.tried += search.tried
-        self.result.resumed += search.resumed
-        self.result.duplicates += search.duplicates
-        for kind, count in search.failures().items():
-            self.result.failures[kind] = self.result.failures.get(kind, 0) + count

@@ -1,13 +1,11 @@
-"""The end of a class: neighbours, finalists, table entries; and results that an earlier run finished."""
+"""The end of a class: neighbours, finalists, table entries."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
-
-import msgspec
 
 from bole_codegen.search.choose import choose, make_entry
 from bole_codegen.search.class_search import ClassSearch
@@ -19,7 +17,7 @@ from bole_codegen.search.results import PASSING_KINDS, Failed, Measurement, Scre
 from bole_codegen.search.targets import Target, nearest_anchor
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
-from bole_runtime.tables.schema import AnyEntry, entry_type
+from bole_runtime.tables.schema import AnyEntry
 
 #: Comparisons of a bucket, should all finalists of one fail.
 REFILLS = 3
@@ -212,56 +210,6 @@ class Finisher:
 
     def _render(self, search: ClassSearch, config: Config) -> Sequence[Any]:
         return self._env.render(search.problem, config)
-
-
-def keep(env: Environment, members: Sequence[Target], results: Sequence[BucketResult], trials: int) -> None:
-    """Remember the finished buckets of a class, so that the same run need not do them again."""
-    for result in results:
-        if result.entry is not None and not result.reused:
-            env.store.set_final(result.target, {"trials": trials, "entry": msgspec.to_builtins(result.entry)})
-    # Searched again, say for other kernels or with more trials, it starts from all that is known then.
-    env.store.set_plan(members[0], None)
-
-
-def reuse(env: Environment, members: Sequence[Target], trials: int) -> list[BucketResult] | None:
-    """Return the results of a class that an earlier run finished, None when any bucket is missing or out of date.
-
-    Args:
-        env: of the run.
-        members: buckets of the class.
-        trials: candidates that this run would try; an earlier run with fewer does not count.
-    """
-    found: list[BucketResult] = []
-    for target in members:
-        data = env.store.final(target)
-        if data is None:
-            return None
-        try:
-            entry = msgspec.convert(data.get("entry"), entry_type(target.problem.op))
-            config = next(v.config(entry.params) for v in env.variants(entry.op) if v.name == entry.variant)
-            texts = [k.text_hash for k in env.render(target.problem, config)]
-        except (msgspec.MsgspecError, ValueError, StopIteration):
-            return None
-        if entry.problem() != target.problem or texts != [k.text_hash for k in entry.kernels]:
-            return None
-        if not isinstance(data.get("trials"), int) or data["trials"] < trials:
-            return None
-        found.append(BucketResult(target, _in_declared_order(env, entry), reused=True))
-    return found
-
-
-def _in_declared_order(env: Environment, entry: AnyEntry) -> AnyEntry:
-    """Return an entry as the search made it: a storage sorts the names of parameters, which are printed."""
-    declared = {v.name: v for v in env.variants(entry.op)}
-
-    def ordered(variant: str, params: Mapping[str, Any]) -> dict[str, Any]:
-        names = [p.name for p in declared[variant].params] if variant in declared else []
-        return {n: params[n] for n in (*(n for n in names if n in params), *(n for n in params if n not in names))}
-
-    second = entry.runner_up
-    if second is not None:
-        second = msgspec.structs.replace(second, params=ordered(second.variant, second.params))
-    return msgspec.structs.replace(entry, params=ordered(entry.variant, entry.params), runner_up=second)
 
 
 async def _at_once(result: Screening) -> Screening:

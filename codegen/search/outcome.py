@@ -37,13 +37,14 @@ class RunResult:
     Attributes:
         buckets: results, in the order in which they were finished.
         failures: candidates that failed, by kind.
-        searches: classes that were searched, with their histories.
+        searches: classes that were searched, now or by an earlier run, with their histories.
         tried: candidates compiled and checked, those of earlier runs included.
         resumed: evaluations taken over from earlier runs.
         duplicates: candidates that rendered to kernels already tried.
         out_of_time: whether the budget ended the search.
         seconds: wall time.
         spent: seconds by what they were spent on, see :class:`bole_codegen.search.ledger.Ledger`.
+        bandwidth_gbs: copy bandwidth that an earlier run measured, None where no result of one was taken.
     """
 
     buckets: list[BucketResult] = field(default_factory=list)
@@ -55,6 +56,20 @@ class RunResult:
     out_of_time: bool = False
     seconds: float = 0.0
     spent: dict[str, float] = field(default_factory=dict)
+    bandwidth_gbs: float | None = None
+
+    def count(self, search: ClassSearch) -> None:
+        """Add what was tried in a class."""
+        self.tried += search.tried
+        self.resumed += search.resumed
+        self.duplicates += search.duplicates
+        for kind, number in search.failures().items():
+            self.failures[kind] = self.failures.get(kind, 0) + number
+
+    @property
+    def reused(self) -> int:
+        """Buckets that earlier runs had finished."""
+        return sum(b.reused for b in self.buckets)
 
     @property
     def entries(self) -> list[AnyEntry]:
