@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import torch
 
+from bole_runtime.backends.scratch import allocate
 from bole_runtime.conv import ConvFactors
 from bole_runtime.factors import Factors
 from bole_runtime.state.config import StateConfig
@@ -82,12 +83,14 @@ def _rows_of(buffer: torch.Tensor, tree: TreeBatch) -> torch.Tensor:
 class LayerScratch:
     """Scratch memory of one call, shared by all layers because they run one after the other.
 
-    A buffer that turned out too small is kept: a captured graph may still use it.
+    What the call that takes most needs is there from the start, so that the memory plan is exact. Only choices that
+    change later (tables, entries that ``warmup`` checked) can ask for more. The buffer that was too small is then kept,
+    because a captured graph may still use it, and counts.
     """
 
-    def __init__(self, device: torch.device) -> None:
+    def __init__(self, device: torch.device, elements: int) -> None:
         self._device = device
-        self._buffers: list[torch.Tensor] = []
+        self._buffers = [allocate(elements, device)] if elements else []
 
     @property
     def nbytes(self) -> int:
@@ -99,5 +102,5 @@ class LayerScratch:
         if elements == 0:
             return None
         if not self._buffers or self._buffers[-1].numel() < elements:
-            self._buffers.append(torch.empty(elements, dtype=torch.float32, device=self._device))
+            self._buffers.append(allocate(elements, self._device))
         return self._buffers[-1]

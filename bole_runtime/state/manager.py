@@ -16,6 +16,7 @@ from bole_runtime.state.memory import MemoryPlan, memory_of, plan_memory
 from bole_runtime.state.operations import flush_slots
 from bole_runtime.state.request import RequestState, check_pools
 from bole_runtime.state.round import Round
+from bole_runtime.state.scratch import scratch_of
 from bole_runtime.state.slots import SlotList
 from bole_runtime.state.snapshot import Snapshot, export_slot, import_slot, restore_slot, take_snapshot
 from bole_runtime.tree import TreeBatch
@@ -75,7 +76,7 @@ class StateManager:
         check_pools(config, self.device, backend_name(self.device), pools, conv_pools)
         self.request = RequestState(config, self.device, pools, conv_pools)
         self.buffers = RoundBuffers(config, self.device)
-        self.scratch = LayerScratch(self.device)
+        self.scratch = LayerScratch(self.device, scratch_of(config, self.device, batch_invariant))
         self.current: Round | None = None
         self._slots = SlotList(config.slots)
         self.kernels = KernelChoice(config, self.device, batch_invariant)
@@ -87,7 +88,7 @@ class StateManager:
 
     @property
     def memory(self) -> MemoryPlan:
-        """The memory of this manager, with the scratch memory that its calls have needed so far."""
+        """The memory of this manager: what ``plan_memory`` says, for the GPU that it is on."""
         return memory_of(self.config, self.scratch.nbytes)
 
     # Slots

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -13,6 +12,7 @@ from bole_runtime.state.config import StateConfig, state_config
 from bole_runtime.state.geometry import LayerGeometry
 from bole_runtime.state.layout import token_layout
 from bole_runtime.state.packing import packed_width
+from bole_runtime.state.scratch import by_tables, most_scratch
 
 
 @dataclass(frozen=True)
@@ -25,8 +25,8 @@ class MemoryPlan:
         chains: request lifetime: rings of the pending chains, and their counters.
         factors: round lifetime: k, v and gates of every node of the batch, all layers.
         conv_inputs: round lifetime: raw inputs of the convolutions, all layers.
-        scratch: lifetime of one layer's call, shared by the layers; depends on the kernels that are chosen. 0 without
-            a GPU in sight.
+        scratch: lifetime of one layer's call, shared by the layers; what the kernel that takes most of those that calls
+            up to the capacities can choose needs. 0 without a GPU in sight.
         snapshots: what keeping a state for each of these nodes instead would take (recurrent states alone).
         conv_snapshots: the same for convolution states.
         nodes: of the batch.
@@ -77,12 +77,15 @@ class MemoryPlan:
         return "\n".join(lines) + f"\nrecurrent state of a node {self.ratio:.1f} times smaller than a snapshot"
 
 
-def plan_memory(layers: Sequence[LayerGeometry], *, gpu: str | None = None, **sizes: Any) -> MemoryPlan:
+def plan_memory(
+    layers: Sequence[LayerGeometry], *, gpu: str | None = None, batch_invariant: bool = False, **sizes: Any
+) -> MemoryPlan:
     """Return the bytes that a :class:`~bole_runtime.StateManager` with these arguments allocates.
 
     Args:
         layers: geometry of every recurrent layer, of this rank.
         gpu: key of a GPU record (``h200``), whose kernels' scratch memory counts in; default: no scratch.
+        batch_invariant: as for the manager: all calls take one kernel, and its scratch memory.
         **sizes: those of :class:`~bole_runtime.StateManager`: slots, max_batch, max_nodes, max_total, policy, pending,
             dtypes and so on.
 
@@ -95,7 +98,7 @@ def plan_memory(layers: Sequence[LayerGeometry], *, gpu: str | None = None, **si
         >>> print(plan_memory([layer] * 24, slots=64, max_batch=64, max_nodes=64, max_total=1024))
     """
     config = state_config(layers, **sizes)
-    return memory_of(config, 0 if gpu is None else _scratch(config, gpu))
+    return memory_of(config, 0 if gpu is None else _scratch(config, gpu, batch_invariant))
 
 
 def memory_of(config: StateConfig, scratch: int = 0) -> MemoryPlan:
@@ -123,28 +126,8 @@ def memory_of(config: StateConfig, scratch: int = 0) -> MemoryPlan:
     )
 
 
-def _scratch(config: StateConfig, gpu: str) -> int:
-    """Return the largest scratch memory that a verification of the full capacity takes on a GPU."""
+def _scratch(config: StateConfig, gpu: str, batch_invariant: bool) -> int:
     from bole_runtime import gpus
-    from bole_runtime.kernels.variants import get_variant, served
-    from bole_runtime.state.kernels import verify_problem
-    from bole_runtime.tables.lookup import Dispatcher
 
-    # One of its own: a plan must not use up the process's only warning about a missing table.
-    tables = Dispatcher()
     record = gpus.get(gpu)
-    name, limits = record.device_names[0], record.limits()
-    most = 0
-    for layer in {y for y in config.layers if y.spec.kernels}:
-        for mode in layer.spec.modes:
-            problem = verify_problem(
-                config, layer, mode, config.max_nodes, config.max_depth, config.max_batch, layer.spec.qk_l2norm
-            )
-            if not served(problem):
-                continue
-            with warnings.catch_warnings():
-                warnings.simplefilter("ignore")
-                chosen = tables.resolve(problem, name, limits).config
-            variant = get_variant("verify", chosen.variant)
-            most = max(most, sum(variant.workspace(problem, chosen, config.max_batch, layer.value_heads)))
-    return 4 * most
+    return 4 * most_scratch(config, by_tables(record.device_names[0], record.limits()), batch_invariant)

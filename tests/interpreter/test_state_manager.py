@@ -67,6 +67,22 @@ def test_the_pinned_kernel_is_that_of_the_largest_batch() -> None:
 
 def test_a_flush_takes_the_kernel_of_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[CommitCall] = []
+def test_rounds_made_small_to_large_take_the_scratch_memory_of_the_plan() -> None:
+    heads, gates = LayerGeometry(16, 32, 16, 16), {"g": 0, "beta": 0}
+    for invariant in (False, True):
+        manager = StateManager(
+            [heads], slots=64, max_batch=64, max_nodes=40, dtype=torch.float32, batch_invariant=invariant
+        )
+        planned = manager.memory.scratch
+        sizes = [
+            manager.kernels.of_verify(heads, gates, TreeBatch(batch, nodes), None).scratch
+            for batch, nodes in ((1, 35), (4, 9), (4, 40), (32, 20), (64, 16), (64, 40))
+        ]
+        for size in sizes:
+            manager.scratch.reserve(size)
+        assert manager.memory.scratch == planned == 4 * max(sizes) > 4 * sizes[0]
+
+
     monkeypatch.setattr(operations, "get_backend", lambda *_: SimpleNamespace(commit=calls.append))
     heads = LayerGeometry(16, 32, 16, 16)
     for invariant in (False, True):

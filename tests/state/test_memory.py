@@ -10,7 +10,12 @@ import pytest
 import torch
 from bole_testing.serving import LAYERS
 
-from bole_runtime import LayerGeometry, StateManager, TreeBatch, get_family, plan_memory
+from bole_runtime import LayerGeometry, StateManager, TreeBatch, get_family, gpus, plan_memory
+from bole_runtime.kernels.variants import get_variant
+from bole_runtime.state.buffers import LayerScratch
+from bole_runtime.state.config import state_config
+from bole_runtime.state.kernels import verify_problem
+from bole_runtime.state.scratch import by_tables
 
 QWEN = LayerGeometry(16, 32, 128, 128, conv_width=4)
 
@@ -96,6 +101,37 @@ def test_scratch_memory_of_a_gpu() -> None:
     assert plan_memory([QWEN], **sizes).scratch == 0
     # R of 16 x 16 a head and request, and the weights of a row.
     assert plan_memory([QWEN], gpu="h200", **sizes).scratch >= 4 * 64 * 32 * 16 * 16
+
+
+@pytest.mark.parametrize("precision", ["fast", "lossless"])
+def test_no_round_takes_more_scratch_memory_than_the_plan(precision: str) -> None:
+    sizes: dict[str, Any] = {"slots": 64, "max_batch": 64, "max_nodes": 64, "precision": precision}
+    layer = LayerGeometry(16, 32, 128, 128, gate_mode="raw")
+    config, choose = state_config([layer], **sizes), by_tables("NVIDIA H200", gpus.get("h200").limits())
+
+    def elements(nodes: int, depth: int, batch: int) -> int:
+        problem = verify_problem(config, layer, "raw", nodes, depth, batch, True)
+        chosen = choose(problem)
+        return sum(get_variant("verify", chosen.variant).workspace(problem, chosen, batch, 32))
+
+    counts = (1, 2, 3, 7, 8, 20, 33, 64)
+    needs = [elements(n, min(d, n - 1), b) for b in counts for n in (1, 9, 16, 25, 40, 64) for d in (3, 15, 63)]
+    plan = plan_memory([layer], gpu="h200", **sizes)
+    assert plan.scratch == 4 * max(needs) > 4 * needs[0]
+    assert plan_memory([layer], gpu="h200", batch_invariant=True, **sizes).scratch == 4 * elements(64, 63, 64)
+
+
+def test_scratch_memory_is_reserved_once() -> None:
+    # Buffers that grew with the rounds would add up: one that a captured graph holds cannot be given back.
+    scratch = LayerScratch(torch.device("cpu"), 4000)
+    taken = [scratch.reserve(n) for n in (1000, 2000, 4000)]
+    assert scratch.reserve(0) is None
+    assert len({t.data_ptr() for t in taken if t is not None}) == 1
+    assert scratch.nbytes == 16000
+    grown = scratch.reserve(5000)  # kernels chosen later may take more
+    assert grown is not None
+    assert grown.numel() == 5000
+    assert scratch.nbytes == 36000
 
 
 @pytest.mark.parametrize("policy", ["eager", "fused", "deferred"])
