@@ -41,8 +41,9 @@ class StateManager:
         pools: recurrent pools of the caller, one a layer, [slots, HV, dv, dk], any slot stride. Default: made here, the
             layers of a slot side by side.
         conv_pools: convolution pools of the caller, [slots, C, W - 1] or None for layers without one.
-        batch_invariant: pin the kernels of the largest batch, so that a request gets the same bits alone and in any
-            batch, for rounds whose trees have the same ``max_nodes`` and ``max_depth``.
+        batch_invariant: pin the kernels of the capacities given here, so that a request gets the same bits alone and in
+            any batch, whatever the capacities of a round's tree. Those must have a ``max_nodes`` of the same bucket (up
+            to 16, 32, 64, 128, 256, 512), which is checked. On Triton and the reference backend.
         device: where everything lives; default, the current CUDA device, or the CPU without one.
         **sizes: see :func:`~bole_runtime.state.config.state_config`: slots, max_batch, max_nodes, max_total, max_depth,
             policy, pending, flush_at, dtype, state_dtype, conv_dtype, precision.
@@ -244,7 +245,8 @@ class StateManager:
 
         Raises:
             TypeError: wrong types.
-            ValueError: a wrong shape or device, or a tree that is too large.
+            ValueError: a wrong shape or device, or a tree that is too large, or (``batch_invariant``) of another bucket
+                of ``max_nodes``.
         """
         if not isinstance(tree, TreeBatch):
             raise TypeError(f"tree: expected a TreeBatch, got {type(tree).__name__}")
@@ -265,6 +267,7 @@ class StateManager:
         return self.config.layers[self.index(layer)]
 
     def index(self, layer: int) -> int:
+        self.kernels.check(tree)
         """Return the number of a layer.
 
         Raises:

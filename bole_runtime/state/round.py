@@ -162,6 +162,11 @@ class Round:
         if pool is None or inputs is None:
             raise ValueError(f"layer: {layer} was declared without a convolution (conv_width = 0)")
         self._begin()
+        if options.get("variant") is None and isinstance(weight, torch.Tensor):
+            silu = options.get("activation", "silu") is not None
+            options["variant"] = self._manager.kernels.of_conv(
+                self._manager.config.layers[layer], bias=bias is not None, silu=silu, dynamic=weight.dim() > 2
+            )
         out, _ = tree_conv(
             x, weight, bias, state=pool, slots=self.slots, tree=self.tree, factors=inputs, **options
         )  # fmt: skip

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 from bole_testing.cases.base import random_parents
-from bole_testing.invariance import check_batch_invariance
+from bole_testing.invariance import Place, check_batch_invariance
 from bole_testing.serving import Server
 
 from bole_runtime import LayerGeometry, StateManager, TreeBatch, set_backend
@@ -43,7 +43,9 @@ def test_rounds(name: str) -> None:
 
 
 def test_a_request_gets_the_same_bits_alone_and_in_a_batch() -> None:
-    check_batch_invariance(POLICIES["deferred"], ends=(3, 1), places=((0, 1), (1, 2)))
+    places = (Place(0, 1, 4, 2), Place(1, 2, 7, 6), Place(1, 2, 5, 3, 8))
+    sizes = {"slots": 3, "max_batch": 2, "max_nodes": 7, **POLICIES["deferred"]}
+    check_batch_invariance(sizes, ends=(3, 1), places=places)
 
 
 def test_the_pinned_kernel_is_that_of_the_largest_batch() -> None:
@@ -65,8 +67,6 @@ def test_the_pinned_kernel_is_that_of_the_largest_batch() -> None:
             assert alone.scratch == 0 < largest.scratch
 
 
-def test_a_flush_takes_the_kernel_of_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
-    calls: list[CommitCall] = []
 def test_rounds_made_small_to_large_take_the_scratch_memory_of_the_plan() -> None:
     heads, gates = LayerGeometry(16, 32, 16, 16), {"g": 0, "beta": 0}
     for invariant in (False, True):
@@ -83,6 +83,8 @@ def test_rounds_made_small_to_large_take_the_scratch_memory_of_the_plan() -> Non
         assert manager.memory.scratch == planned == 4 * max(sizes) > 4 * sizes[0]
 
 
+def test_a_flush_takes_the_kernel_of_the_largest_batch(monkeypatch: pytest.MonkeyPatch) -> None:
+    calls: list[CommitCall] = []
     monkeypatch.setattr(operations, "get_backend", lambda *_: SimpleNamespace(commit=calls.append))
     heads = LayerGeometry(16, 32, 16, 16)
     for invariant in (False, True):
