@@ -184,17 +184,21 @@ class Round:
 
         Raises:
             TypeError: a wrong type or dtype.
-            ValueError: a wrong shape, device or value, or layers of this round are missing. Nothing has been written.
+            ValueError: a wrong shape, device or value, or a layer was not verified in this round, or not convolved
+                though it has a convolution. Nothing has been written.
         """
         manager, tree = self._manager, self.tree
         accepted = check.check_index("accepted", accepted, tree.device, tree.max_batch)
         missing = [n for n, f in enumerate(self._factors) if f is None]
         if missing:
             raise ValueError(f"layers {missing} were not verified in this round; a commit takes all layers")
-        if any(self._convolved):
-            missing = [n for n, f in enumerate(self._inputs) if f is not None and not self._convolved[n]]
-            if missing:
-                raise ValueError(f"layers {missing} were not convolved in this round; a commit takes all of them")
+        missing = [n for n, f in enumerate(self._inputs) if f is not None and not self._convolved[n]]
+        if missing:
+            # Their states would stay behind the recurrent ones, and every later round would read the wrong inputs.
+            raise ValueError(
+                f"layers {missing} were not convolved in this round; a commit takes all layers with a convolution (one "
+                "whose convolution is computed elsewhere is declared with conv_width = 0)"
+            )
         if checks_values(validate, tree.device):
             values.check_status(tree)
             values.check_slots(self.slots, manager.config.slots)
@@ -211,7 +215,7 @@ class Round:
         if self._commit is None or not self._commit.serves(self._factors):
             chains = [manager.request.counters.before(c) for c in manager.request.chains]
             self._commit = prepare_layers(manager, self, self._factors, chains)
-        if any(self._convolved):
+        if any(self._convolved):  # every layer that has one
             pools = [p for p in manager.request.conv_pools if p is not None]
             conv_commit(pools, self.slots, [f for f in self._inputs if f is not None], accepted, validate=False)
         self._keep(self._commit)

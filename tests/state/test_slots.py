@@ -206,6 +206,8 @@ def test_rounds_refuse_what_is_out_of_order() -> None:
     other.abandon()
     assert m.current is rnd
     ask(1, 2, 16)
+    with pytest.raises(ValueError, match=r"layers \[0\] were not convolved in this round; .* conv_width = 0"):
+        rnd.commit(accepted)
     rnd.conv(0, torch.ones(2, 4, LAYER.channels), torch.ones(LAYER.channels, 4))
     with pytest.raises(ValueError, match="layer: 1 was declared without a convolution"):
         rnd.conv(1, torch.ones(2, 4, 8), torch.ones(8, 4))
