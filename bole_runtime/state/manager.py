@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal, overload
 
 import torch
 
@@ -21,6 +21,9 @@ from bole_runtime.state.slots import SlotList
 from bole_runtime.state.snapshot import Snapshot, export_slot, import_slot, restore_slot, take_snapshot
 from bole_runtime.tree import TreeBatch
 from bole_runtime.validate import check_index
+
+States = list[torch.Tensor]
+ConvStates = list[torch.Tensor | None]
 
 
 class StateManager:
@@ -184,17 +187,24 @@ class StateManager:
         self._slots.check(slot)
         restore_slot(self.request, self.config, slot, snapshot)
 
-    def export_states(self, slot: int, layout: str = "dk_dv") -> list[torch.Tensor]:
+    @overload
+    def export_states(self, slot: int, layout: str = ..., *, conv: Literal[False] = ...) -> list[torch.Tensor]: ...
+    @overload
+    def export_states(self, slot: int, layout: str = ..., *, conv: Literal[True]) -> tuple[States, ConvStates]: ...
+    def export_states(self, slot: int, layout: str = "dk_dv", *, conv: bool = False) -> Any:
         """Return copies of a slot's recurrent states, one [HV, dk, dv] a layer, pending tokens folded in.
 
         Args:
             slot: in use.
             layout: ``dk_dv`` (flash-linear-attention, transformers) or ``dv_dk``.
+            conv: return a pair, the convolution states second: one [C, W - 1] a layer, oldest input first, None for
+                layers without one. It is what :meth:`import_states` takes.
         """
         self._check_idle()
         self._slots.check(slot)
         self.materialise([slot])
-        return export_slot(self.request, slot, layout)
+        states, conv_states = export_slot(self.request, slot, layout)
+        return (states, conv_states) if conv else states
 
     def import_states(
         self,
@@ -257,6 +267,7 @@ class StateManager:
                 raise ValueError(
                     f"tree: {name} = {getattr(tree, name)} is above the manager's {getattr(self.config, name)}"
                 )
+        self.kernels.check(tree)
         index = check_index("slots", slots, self.device, tree.max_batch)
         if index is not slots:
             raise ValueError("slots: must be contiguous, because it is read again in every round")
@@ -267,7 +278,6 @@ class StateManager:
         return self.config.layers[self.index(layer)]
 
     def index(self, layer: int) -> int:
-        self.kernels.check(tree)
         """Return the number of a layer.
 
         Raises:

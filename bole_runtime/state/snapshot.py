@@ -67,11 +67,12 @@ def restore_slot(request: RequestState, config: StateConfig, slot: int, snapshot
             request.contexts[n] = other
 
 
-def export_slot(request: RequestState, slot: int, layout: str) -> list[torch.Tensor]:
-    """Return copies of the states of a slot, one [HV, dk, dv] (or [HV, dv, dk]) a layer."""
+def export_slot(request: RequestState, slot: int, layout: str) -> tuple[list[torch.Tensor], list[torch.Tensor | None]]:
+    """Return copies of the states of a slot: one [HV, dk, dv] (or [HV, dv, dk]) a layer, and one [C, W - 1] or None."""
     _check_layout(layout)
     states = [pool[slot].detach().clone() for pool in request.pools]
-    return [s.transpose(-1, -2).contiguous() for s in states] if layout == "dk_dv" else states
+    convs = [None if pool is None else pool[slot].detach().clone() for pool in request.conv_pools]
+    return [s.transpose(-1, -2).contiguous() for s in states] if layout == "dk_dv" else states, convs
 
 
 def import_slot(

@@ -164,9 +164,7 @@ class Server:
     def exchange(self) -> None:
         source, target = self.slot(), self.slot()
         layout = self.rng.choice(["dk_dv", "dv_dk"])
-        states = self.manager.export_states(source, layout)
-        convs = [None if c is None else c[source].clone() for c in self.manager.request.conv_pools]
-        self.manager.import_states(target, states, convs, layout)
+        self.manager.import_states(target, *self.manager.export_states(source, layout, conv=True), layout=layout)
         self.oracle.copy(target, source)
 
     def abandon(self) -> None:
