@@ -24,6 +24,9 @@ def fail(how: str) -> None:
     if how == "hang":
         signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGTERM, signal.SIGINT})
         time.sleep(600)
+    if how == "wait":
+        phases.enter("wait")
+        time.sleep(600)
     if how == "poison":
         raise CandidateError("illegal", "an illegal memory access was encountered", fatal=True)
     raise CandidateError(how, "planted")

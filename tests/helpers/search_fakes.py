@@ -43,7 +43,8 @@ def true_us(target: Target, config: Config) -> float:
 class FakeBench:
     """Answers from :func:`true_us`.
 
-    ``plant`` maps ``method BV`` or ``method BV.STAGES`` to a way to fail, ``log`` collects calls.
+    ``plant`` maps ``method BV`` or ``method BV.STAGES`` to a way to fail, ``log`` collects calls. A kernel
+    that is planted with ``compile BV.STAGES: spill`` does compile, and takes far too many registers.
     """
 
     def __init__(self, log: str, plant: dict[str, str] | None = None, delay: float = 0.0) -> None:
@@ -61,6 +62,8 @@ class FakeBench:
             pool_bench.fail(how)
 
     def compile(self, problem: Problem, config: Config, index: int, wide: bool) -> KernelResources:
+        if self._plant.get(f"compile {config['BV']}.{config['STAGES']}") == "spill":
+            return KernelResources(1000, 255, 4000)
         self._note("wide" if wide else "compile", config)
         return KernelResources(1000, 100, 0)
 

@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
+from bole_codegen.search import pool as pool_module
 from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.pool import Job, Pool, WorkerStartError
-from bole_codegen.search.results import Failed
+from bole_codegen.search.results import KINDS, Failed
 
 FACTORY = "pool_bench:Bench"
 WAYS = [
@@ -31,6 +32,12 @@ WAYS = [
     ("resources", "resources", "planted"),
     ("compile", "compile", "planted"),
 ]
+#: Kinds that a phase which takes too long ends in: tests of their own.
+LATE = {"slow", "busy"}
+
+
+def test_every_kind_of_failure_is_planted() -> None:
+    assert {kind for _, kind, _ in WAYS} | LATE == set(KINDS)
 
 
 @pytest.mark.parametrize(("how", "kind", "words"), WAYS)
@@ -52,6 +59,13 @@ def test_a_phase_has_its_own_limit_and_its_own_kind_of_failure() -> None:
     assert good == "slow 0.05"
     assert ledger.counts["compile"] == 2
     assert 0.3 < ledger.seconds["compile"] < 5.0
+
+
+def test_a_phase_in_which_no_kernel_runs_blames_no_candidate(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pool_module, "WAIT_LIMIT", 0.3)
+    with Pool(FACTORY, {}) as pool:
+        waited, good = pool.run([Job("do", ("fail wait",), 30.0), Job("do", ("next",), 30.0)])
+    assert (waited.kind, waited.message, good) == ("busy", "no answer within 0.3 s (wait)", "next")
 
 
 def test_results_keep_the_order_of_jobs_over_several_workers() -> None:

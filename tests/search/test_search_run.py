@@ -16,7 +16,7 @@ import search_fakes as fakes
 import table_fakes
 from optuna.study import StudyDirection
 
-from bole_codegen.search import deadline, evaluators
+from bole_codegen.search import deadline
 from bole_codegen.search import driver as driver_module
 from bole_codegen.search.finish import Hints
 from bole_codegen.search.journal import StorageError, open_storage, repair
@@ -63,19 +63,6 @@ def test_a_failing_best_candidate_leaves_the_second_best(tmp_path: Path, how: st
     result, saved = fakes.run(tmp_path, fakes.targets((1,)), trials=100, plant={"screen 64": how})
     assert chosen(saved)[32][0] in (32, 128)
     assert result.failures == {{"raise": "error"}.get(how, how): 3}
-
-
-@pytest.mark.slow  # Every death costs a fresh process that imports torch.
-def test_planted_deaths_of_every_kind_end_in_the_right_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(evaluators, "QUICK_LIMIT", 10.0)
-    plant = {"screen 16.1": "segfault", "screen 16.2": "kill", "compile 16.3": "exit", "screen 128": "wrong"}
-    plant.update({"quick 256.1": "exit", "finals 64": "poison"})
-    result, saved = fakes.run(tmp_path, fakes.targets((1,)), trials=100, plant=plant, isolated=True, top=2)
-    assert chosen(saved) == {32: (32, 2)}
-    assert result.failures["crash"] == 3
-    assert result.failures["killed"] == 1
-    assert result.failures["wrong"] == 3
-    assert result.failures["illegal"] >= 1
 
 
 def test_never_worse_than_the_default(tmp_path: Path) -> None:
