@@ -37,7 +37,7 @@ def parser() -> argparse.ArgumentParser:
     made = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     made.add_argument("--costs", type=Path, help="calibration file; default: the analytic model")
     made.add_argument("--recorded", type=Path, help="recorded rounds (.npz); default: synthetic acceptance")
-    made.add_argument("--batches", type=_numbers, default=[2**i for i in range(9)], help="default 1,2,4,...,256")
+    made.add_argument("--batches", type=_numbers, help="default 1,2,4,...,256, or those of --costs")
     made.add_argument("--fixed", type=_numbers, default=[1, 4, 8, 16, 32, 64], help="fixed budgets, 1 is added")
     made.add_argument("--kv", type=int, default=4096, help="context length (default %(default)s)")
     made.add_argument("--eps", type=float, default=0.1, help="of the published rule (default %(default)s)")
@@ -57,9 +57,12 @@ def main(arguments: list[str] | None = None) -> int:
         fixed = sorted({1, *args.fixed})
         if args.costs:
             table = load_calibration(args.costs)
-            nodes = [n for n in NODES if n <= max(table.nodes(max(args.batches), args.kv))]
+            args.batches = args.batches or table.batches
+            most = min(max(table.nodes(batch, args.kv)) for batch in args.batches)
+            nodes = [n for n in NODES if n <= most]
             fixed = [n for n in fixed if n <= nodes[-1]]
         else:
+            args.batches = args.batches or [2**i for i in range(9)]
             table, nodes = model_table(args.batches, sorted({*NODES, *fixed}), args.kv, depth=8), NODES
     except (ValueError, OSError) as error:
         print(f"simulate_budget: {error}", file=sys.stderr)

@@ -265,8 +265,8 @@ class Machine:
 def test_what_is_finished_is_kept_and_resumed(tmp_path: Path) -> None:
     path = tmp_path / "table.json"
     broken = Machine(breaks=(8, 0))
-    message = r"batch 8, kv 0: RuntimeError: the device is gone \(what is whole is in .*table\.json; the same call with "
-    with pytest.raises(CalibrationError, match=message + r"resume=True measures the rest\)") as caught:
+    message = r"batch 8, kv 0: RuntimeError: the device is gone \(what is whole is in .*table\.json; the same call "
+    with pytest.raises(CalibrationError, match=message + r"with resume=True measures the rest\)") as caught:
         broken.calibrate(path)
     assert isinstance(caught.value.__cause__, RuntimeError)
     kept = load_calibration(path)
