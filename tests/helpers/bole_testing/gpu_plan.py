@@ -12,9 +12,8 @@ from dataclasses import dataclass
 
 import torch
 
-from bole_runtime import LayerGeometry, TreeBatch
+from bole_runtime import TreeBatch
 from bole_runtime.kernels import GpuLimits
-from bole_testing.captured import StaticRounds
 from bole_testing.cases import ALL, Case
 from bole_testing.cases.base import Inputs, Setup, dense_tree, make_inputs, random_parents
 from bole_testing.cases.draws import Draw, run_draw
@@ -326,16 +325,6 @@ def graph_calls(setup: Setup) -> None:
     setup.commit(pools, layers[0].slots, factors, accepted)
 
 
-#: Rounds of a StateManager that are captured.
-STATE_LAYER = LayerGeometry(2, 4, 128, 128, gate_mode="raw", conv_width=4)
-STATE_POLICIES = {"eager": {"policy": "eager"}, "fused": {"policy": "fused"}, "deferred": {"policy": "deferred"}}
-
-
-def state_rounds(device: str, policy: str) -> StaticRounds:
-    """Return the rounds of a policy."""
-    return StaticRounds(device, 5, STATE_LAYER, dtype=BF16, bounds=(1e-5, 2e-6), **STATE_POLICIES[policy])
-
-
 def bodies(device: torch.device | str, limits: GpuLimits) -> Iterator[tuple[str, Callable[[], object]]]:
     """Yield a name and a function for everything that reaches a kernel the GPU tests compile."""
     for case, setting in cases():
@@ -351,5 +340,9 @@ def bodies(device: torch.device | str, limits: GpuLimits) -> Iterator[tuple[str,
             yield str(kind), lambda k=kind, p=packed: run_draw(k.setting.setup(device, limits), k.draw(p))
     for setting in CAPTURED:
         yield f"graph {setting}", lambda s=setting: graph_calls(s.setup(device, limits))
-    for policy in STATE_POLICIES:
+    from bole_testing.gpu_states import CAPACITIES, POLICIES, bucket_rounds, state_rounds
+
+    for policy in POLICIES:
         yield f"state {policy}", lambda p=policy: state_rounds(str(device), p).play()
+        for which in range(len(CAPACITIES)):
+            yield f"state {policy} {which}", lambda p=policy, w=which: bucket_rounds(str(device), p).play(w)

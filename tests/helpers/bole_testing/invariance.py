@@ -50,6 +50,10 @@ class Place(NamedTuple):
         return out[self.row, :nodes] if self.total is None else out[self.row * nodes : (self.row + 1) * nodes]
 
 
+def _decay(tensor: torch.Tensor) -> torch.Tensor:
+    return -tensor.abs()
+
+
 def check_batch_invariance(
     sizes: dict[str, Any],
     *,
@@ -80,20 +84,24 @@ def check_batch_invariance(
         slots = torch.tensor([*others[: place.row], mine, *others[place.row :]], dtype=torch.int32, device=device)
         rnd = manager.round(place.tree(parents, device), slots)
         own, noise = torch.Generator().manual_seed(9), torch.Generator().manual_seed(place.row)
+        raw = layer.gate_mode == "raw"
+        fixed = {n: torch.zeros(layer.value_heads, device=device) for n in (("A_log", "dt_bias") if raw else ())}
         weight = torch.randn(layer.channels, layer.conv_width, generator=torch.Generator().manual_seed(5)).to(device)
         outputs = []
         for end in ends:
             drawn = []
-            heads, gates = (layer.key_heads, layer.dk), (count, layer.value_heads)
-            shapes = ((count, layer.channels), (count, *heads), (count, *heads), (*gates, layer.dv), gates, gates)
+            keys, each = (count, layer.key_heads, layer.dk), (count, layer.value_heads)
+            shapes = ((count, layer.channels), keys, keys, (*each, layer.dv), each, each)
             for n, shape in enumerate(shapes):
                 # Torch rounds a function differently by where an element lies in a vector: apply it before placing.
                 rows = [torch.randn(*shape, generator=own if b == place.row else noise) for b in range(place.batch)]
-                change = (torch.Tensor.clone,) * 4 + (lambda t: -t.abs(), torch.sigmoid)
-                drawn.append(place.spread([change[n](t) for t in rows]).to(device, dtype if n < 4 else torch.float32))
-            x, q, k, v, g, beta = drawn
+                change = (torch.Tensor.clone,) * 4 + ((torch.Tensor.clone,) * 2 if raw else (_decay, torch.sigmoid))
+                kind = dtype if raw or n < 4 else torch.float32
+                drawn.append(place.spread([change[n](t) for t in rows]).to(device, kind))
+            x, q, k, v, first, second = drawn
+            gates = {"a": first, "b": second, **fixed} if raw else {"g": first, "beta": second}
             outputs.append(place.mine(rnd.conv(0, x, weight), count).flatten(1).float())
-            outputs.append(place.mine(rnd.verify(0, q, k, v, gates={"g": g, "beta": beta}), count).flatten(1).float())
+            outputs.append(place.mine(rnd.verify(0, q, k, v, gates=gates), count).flatten(1).float())
             accepted = [last] * place.row + [end] + [last] * (place.batch - place.row - 1)
             rnd.commit(torch.tensor(accepted, device=device))
         manager.materialise([mine])
