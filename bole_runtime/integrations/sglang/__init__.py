@@ -1,0 +1,13 @@
+"""Bole inside SGLang, by its plug-in mechanism: no fork, no patch.
+
+``pip install bole`` beside SGLang, then ``BOLE_SGLANG=1``: Gated DeltaNet models (Qwen3.5, Qwen3-Next) verify trees and
+chains of EAGLE and NEXTN with Bole's kernels. ``BOLE_SGLANG_PRECISION=fast`` takes the faster profile. Without the
+first variable nothing is touched. docs/engines.md lists every seam.
+"""
+
+from __future__ import annotations
+
+from bole_runtime.integrations.sglang.hooks import register
+from bole_runtime.integrations.sglang.seams import CHANGED, KNOWN_VERSIONS, READ, Seam, SeamError, missing, unpacked
+
+__all__ = ["CHANGED", "KNOWN_VERSIONS", "READ", "Seam", "SeamError", "missing", "register", "unpacked"]

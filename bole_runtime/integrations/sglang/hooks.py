@@ -1,0 +1,51 @@
+"""Registration: everything is checked, then all hooks are set, or SGLang does not start."""
+
+from __future__ import annotations
+
+import importlib
+import logging
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from bole_runtime.integrations.sglang import seams
+from bole_runtime.integrations.sglang.options import SWITCH, read_options
+
+logger = logging.getLogger(__name__)
+
+
+def hooks() -> dict[seams.Seam, Callable[..., Any]]:
+    """Return what runs around each seam."""
+    from bole_runtime.integrations.sglang import gdn, memory
+
+    return {
+        seams.VERIFY: gdn.forward_extend,
+        seams.COMMIT: gdn.commit,
+        seams.POOL: memory.pool_init,
+        seams.RESERVE: memory.reserve,
+    }
+
+
+def register() -> None:
+    """Entry point in the group ``sglang.srt.plugins``. Does nothing unless ``BOLE_SGLANG=1``.
+
+    Raises:
+        SystemExit: a seam is not as needed, or a variable is wrong. SGLang logs other exceptions of a plug-in and goes
+            on without it.
+    """
+    try:
+        options = read_options()
+        if not options.enabled:
+            return
+        version = seams.installed_version()
+        seams.check(version, seams.missing())
+        # SGLang resolves a hook's target by name and only logs a module that cannot be imported.
+        for seam in seams.CHANGED:
+            importlib.import_module(seam.module)
+    except (seams.SeamError, ValueError, ImportError) as error:
+        print(f"bole: {error}", file=sys.stderr, flush=True)
+        raise SystemExit(1) from error
+    registry = importlib.import_module("sglang.srt.plugins.hook_registry")
+    for seam, hook in hooks().items():
+        registry.HookRegistry.register(seam.target, hook, registry.HookType.AROUND)
+    logger.info("bole: %s=1, SGLang %s: target verification is Bole's (%s)", SWITCH, version, options.precision)
