@@ -180,7 +180,7 @@ def _check_budget(budget: object, tree: TreeBatch) -> None:
 
 
 def _on_device(parents: torch.Tensor, key: torch.Tensor, budget: int | torch.Tensor, tree: TreeBatch) -> Allocation:
-    from bole_runtime.budget.allocation_triton import place_into
+    from bole_runtime.budget.allocation_triton import note_lost, place_into
 
     assert tree.offsets is not None
     chosen = torch.empty(tree.max_total, dtype=torch.int64, device=tree.device)
@@ -188,5 +188,5 @@ def _on_device(parents: torch.Tensor, key: torch.Tensor, budget: int | torch.Ten
     limit = tree.max_total if isinstance(budget, torch.Tensor) else min(budget, tree.max_total)
     counts, expected, lost = place_into(parents, key, given, limit, tree.parents, tree.offsets, chosen)
     tree.update_()
-    tree.status |= lost.amax() * STATUS_TOTAL
+    note_lost(lost, tree.status, STATUS_TOTAL)
     return Allocation(chosen, counts, expected)

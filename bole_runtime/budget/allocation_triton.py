@@ -1,4 +1,4 @@
-"""Allocation on the device: two launches before the tree is built."""
+"""Allocation on the device: two launches before the tree is built, and a small one after it."""
 
 # mypy: disable-error-code="no-untyped-def, untyped-decorator"
 
@@ -140,6 +140,15 @@ def place_kernel(
 
 
 @triton.jit
+def lost_kernel(lost, status, batch, BIT: tl.constexpr, BLOCK: tl.constexpr):
+    any_lost = tl.full([], 0, tl.int32)
+    for first in range(0, batch, BLOCK):
+        at = first + tl.arange(0, BLOCK)
+        any_lost = tl.maximum(any_lost, tl.max(tl.load(lost + at, mask=at < batch, other=0), axis=0))
+    tl.store(status, tl.load(status) | any_lost * BIT)
+
+
+@triton.jit
 def _count(keys, total, cut, TILE: tl.constexpr):
     """Return how many keys have bits of at least ``cut``, the smallest of these, and the largest bits below."""
     number = tl.full([TILE], 0, tl.int32)
@@ -220,3 +229,10 @@ def place_into(
         TENSOR=budget is not None, BLOCK=block, TILE=min(_TILE, triton.next_power_of_2(batch * size)), num_warps=8,
     )  # fmt: skip
     return ints[0], expected, ints[1]
+
+
+def note_lost(lost: torch.Tensor, status: torch.Tensor, bit: int) -> None:
+    """Set a bit of ``status``, int32 [1], where one of ``lost``, int32 [B], is 1: one launch, where torch has three."""
+    batch = lost.shape[0]
+    block = min(1024, triton.next_power_of_2(batch))
+    lost_kernel[(1,)](lost, status, batch, BIT=bit, BLOCK=block, num_warps=1)

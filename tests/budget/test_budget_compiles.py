@@ -29,6 +29,13 @@ def test_place(tensor: bool) -> None:
     compile_sm90(place_kernel, {"TENSOR": tensor, "BLOCK": 256, "TILE": 4096}, types, 8)
 
 
+@pytest.mark.parametrize("block", [1, 1024])
+def test_lost(block: int) -> None:
+    from bole_runtime.budget.allocation_triton import lost_kernel
+
+    compile_sm90(lost_kernel, {"BIT": 16, "BLOCK": block}, {"lost": "*i32", "status": "*i32"}, 1)
+
+
 @pytest.mark.parametrize("nodes", [16, 512])
 def test_links(nodes: int) -> None:
     from bole_runtime.tree.links_triton import links_kernel

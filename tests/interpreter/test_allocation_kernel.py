@@ -33,6 +33,17 @@ def test_further_roots_are_left_out() -> None:
     assert float(got.expected) == pytest.approx(1.9)
 
 
+@pytest.mark.parametrize(("batch", "last"), [(1, 0), (3, 2), (1025, 1024), (1025, 3), (5, None)])
+def test_one_lost_request_sets_the_bit_and_keeps_the_others(batch: int, last: int | None) -> None:
+    from bole_runtime.budget.allocation_triton import note_lost
+
+    lost, status = torch.zeros(batch, dtype=torch.int32), torch.tensor([5], dtype=torch.int32)
+    if last is not None:
+        lost[last] = 1
+    note_lost(lost, status, 16)
+    assert int(status) == (5 if last is None else 21)
+
+
 @pytest.mark.parametrize("seed", range(6))
 def test_allocation(seed: int, monkeypatch: pytest.MonkeyPatch) -> None:
     from bole_runtime.budget import allocation_triton
