@@ -10,9 +10,11 @@ import torch
 
 from bole_runtime import Factors, LayerGeometry, Snapshot, StateManager, TreeBatch
 from bole_runtime.reference import commit_sequential, flush_sequential, verify_sequential
+from bole_runtime.sampling import accept
 from bole_runtime.state.round import Round
 from bole_testing.cases.base import random_parents
 from bole_testing.close import assert_close, assert_same_bits
+from bole_testing.oracle import Oracle
 
 #: Two layers of one geometry with a convolution in front, and one of another without.
 LAYERS = (
@@ -29,42 +31,6 @@ def gdn_gates(
 ) -> Mapping[str, torch.Tensor]:
     """Ready gates of a trained model's range."""
     return {"g": -normal(*lead, layer.value_heads).abs(), "beta": normal(*lead, layer.value_heads).sigmoid()}
-
-
-class Oracle:
-    """States of every slot in float64, committed token by token."""
-
-    def __init__(self, manager: StateManager) -> None:
-        config = manager.config
-        self.states = [torch.zeros(config.slots, *y.state_shape, dtype=torch.float64) for y in config.layers]
-        self.convs = [
-            torch.zeros(config.slots, y.channels, y.conv_width - 1, dtype=torch.float64) if y.conv_width else None
-            for y in config.layers
-        ]
-
-    @property
-    def tensors(self) -> list[torch.Tensor]:
-        """States and convolution states of every layer."""
-        return [*self.states, *(c for c in self.convs if c is not None)]
-
-    def reset(self, slot: int) -> None:
-        """Zero a slot."""
-        for t in self.tensors:
-            t[slot] = 0
-
-    def copy(self, target: int, source: int) -> None:
-        """Copy a slot."""
-        for t in self.tensors:
-            t[target] = t[source]
-
-    def save(self, slot: int) -> list[torch.Tensor]:
-        """Return copies of a slot."""
-        return [t[slot].clone() for t in self.tensors]
-
-    def load(self, slot: int, saved: list[torch.Tensor]) -> None:
-        """Write what :meth:`save` returned."""
-        for t, value in zip(self.tensors, saved, strict=True):
-            t[slot] = value
 
 
 class Server:
@@ -105,6 +71,7 @@ class Server:
         self.rounds = self._make_rounds()
         self.weights = {n: self.normal(y.channels, y.conv_width) for n, y in enumerate(layers) if y.conv_width}
         self.accepted_tokens = 0
+        self.longest_walk = 0
         self.done: dict[str, int] = {}
 
     def _make_rounds(self) -> list[Round]:
@@ -184,13 +151,9 @@ class Server:
         for n in layers:
             inputs[n] = self._convolve(made, n)
             factors[n] = self._verify(made, n)
-        live = self._tree(made).rows()[1].tolist()
-        choices = [[-1, *(i for i, on in enumerate(row) if on)] for row in live]
-        accepted = torch.tensor(
-            [self.rng.choice(c) for c in choices], dtype=self.rng.choice([torch.int32, torch.int64])
-        )
-        made.commit(self._there(accepted))
-        self._advance(made, factors, inputs, accepted)
+        accepted = self._walk(made) if self.rng.random() < 0.5 else self._choose(made)
+        made.commit(accepted)
+        self._advance(made, factors, inputs, accepted.cpu())
 
     # What a round is made of
 
@@ -216,6 +179,30 @@ class Server:
         chosen += [-1] * (tree.max_batch - len(chosen))
         rng.shuffle(chosen)
         made.slots.copy_(torch.tensor(chosen))
+
+    def _choose(self, made: Round) -> torch.Tensor:
+        """Draw terminal nodes: any, among them some that an acceptance seldom gets to, and none."""
+        live = self._tree(made).rows()[1].tolist()
+        choices = [[-1, *(i for i, on in enumerate(row) if on)] for row in live]
+        kind = self.rng.choice([torch.int32, torch.int64])
+        return self._there(torch.tensor([self.rng.choice(c) for c in choices], dtype=kind))
+
+    def _walk(self, made: Round) -> torch.Tensor:
+        """Return the terminal nodes of an acceptance of random tokens, few of them, so that paths are long."""
+        tree = self._tree(made)
+        logits, tokens = self.normal(*tree.lead, 3), torch.randint(3, tree.lead, generator=self.generator)
+        logits[self._dead(made)] = float("nan")
+        options: dict[str, Any] = {}
+        if self.rng.random() < 0.5:
+            seeds, positions = torch.randint(1 << 40, (2, tree.max_batch), generator=self.generator)
+            options = {"method": "sample", "seeds": self._there(seeds), "positions": self._there(positions % 1000)}
+        got = accept(self._there(logits), self._there(tokens), made.tree, **options)
+        served = made.slots.cpu() >= 0
+        assert not got.status.cpu()[served].any()
+        for path, node, b in zip(got.path.tolist(), got.accepted.tolist(), range(tree.max_batch), strict=True):
+            assert [i for i in path if i >= 0] == (tree.path(b, node) if node >= 0 else [])
+        self.longest_walk = max([self.longest_walk, *got.lengths.cpu()[served].tolist()])
+        return got.accepted
 
     def _there(self, tensor: torch.Tensor) -> torch.Tensor:
         return tensor.to(self.device)
