@@ -141,7 +141,7 @@ def test_memory_is_steady(policy: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(1800)
-@pytest.mark.parametrize("policy", ["fused", "deferred"])
+@pytest.mark.parametrize("policy", ["eager", "fused", "deferred"])
 def test_memory_is_steady_over_ten_thousand_rounds(policy: str) -> None:
     play(policy, 10_000)
 
