@@ -6,6 +6,7 @@ import os
 import signal
 from typing import Any
 
+import plant_kernels
 import torch
 
 from bole_codegen.search import operands as operands_module
@@ -14,6 +15,30 @@ from bole_codegen.search.gpu_bench import GpuBench, classify
 from bole_codegen.search.results import CandidateError
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
+
+#: Ways to fail while running, to the kind that each is.
+RUNNING = {
+    "illegal": "illegal",
+    "hang": "hang",
+    "crash": "crash",
+    "killed": "killed",
+    "raise": "error",
+    "shared launch": "resources",
+    "refused launch": "compile",
+    "wrong": "wrong",
+    "bounds": "bounds",
+}
+
+
+def _launch(how: str) -> None:
+    """Launch a kernel that takes more shared memory than there is, or that does not compile."""
+    values = torch.zeros(256, 4096, dtype=torch.bfloat16, device="cuda")
+    out = torch.zeros(128, 128, device="cuda")
+    if how == "shared launch":
+        plant_kernels.planted_shared[(1,)](values, out, num_warps=8, num_stages=8)
+    else:
+        plant_kernels.planted_refused[(1,)](out)
+    torch.cuda.synchronize()
 
 
 class PlantedBench(GpuBench):
@@ -37,6 +62,15 @@ class PlantedBench(GpuBench):
             torch.cuda.synchronize()
         elif how == "crash":
             os.kill(os.getpid(), signal.SIGSEGV)
+        elif how == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        elif how == "raise":
+            raise ValueError("planted")
+        elif how in ("shared launch", "refused launch"):
+            try:
+                _launch(how)
+            except Exception as error:
+                raise classify(error) from error
         elif how is not None:
             raise CandidateError(how, "planted", fatal=how == "bounds")
         return super().gate(problem, config)

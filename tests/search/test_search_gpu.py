@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from bole_codegen.render import render
-from bole_codegen.search import evaluators
+from bole_codegen.search import compiler, evaluators
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.results import Failed, Screened, Timed
 from bole_codegen.search.targets import Geometry, Target, make_targets
@@ -61,17 +61,18 @@ def test_a_default_is_checked_and_timed(target: Target) -> None:
 
 
 def _evaluator(record: Any, factory: str, plant: dict[str, str]) -> MeasuredEvaluator:
-    evaluator = MeasuredEvaluator(record, render, factory=f"gpu_plants:{factory}")
-    for options in evaluator._checkers._options:
-        options["plant"] = plant
-    for timer in evaluator._timers:
-        timer._options[0]["plant"] = plant
+    evaluator = MeasuredEvaluator(
+        record, render, factory=f"gpu_plants:{factory}", compiler="compile_plants:PlantedCompiler"
+    )
+    for pool in (evaluator._compiler.pool, evaluator._checkers, *evaluator._timers):
+        for options in pool._options:
+            options["plant"] = plant
     return evaluator
 
 
-def _screen(evaluator: MeasuredEvaluator, jobs: list[Any]) -> list[str]:
+def _screen(evaluator: MeasuredEvaluator, jobs: list[Any], keep: bool = True) -> list[str]:
     async def every() -> list[Any]:
-        return list(await asyncio.gather(*(evaluator.screen(p, c, True) for p, c in jobs)))
+        return list(await asyncio.gather(*(evaluator.screen(p, c, keep) for p, c in jobs)))
 
     try:
         return [r.kind if isinstance(r, Failed) else "ok" for r in asyncio.run(every())]
@@ -90,6 +91,90 @@ def test_candidates_that_break_the_device_are_recorded(monkeypatch: pytest.Monke
     plant = {str(c): k for c, k in zip(configs, kinds, strict=False)}
     found = _screen(_evaluator(record, "PlantedBench", plant), [(target.kernels, c) for c in configs])
     assert found == [*kinds, "ok"]
+
+
+def _steps(target: Target, record: Any) -> tuple[list[Any], Any]:
+    """Return configurations of one commit variant but its default, and that one."""
+    from bole_runtime.kernels.default import default_config
+    from bole_runtime.kernels.variants import get_variant
+
+    default = default_config(target.problem, record.limits())
+    assert default.variant == "steps"
+    every = get_variant("commit", "steps").enumerate(target.problem, record.limits())
+    return [c for c in every if c != default], default
+
+
+def test_candidates_that_do_not_compile_fit_or_answer_are_recorded(monkeypatch: pytest.MonkeyPatch) -> None:
+    from compile_plants import COMPILING
+
+    monkeypatch.setattr(compiler, "COMPILE_LIMIT", 30.0)
+    record = _record()
+    (target,) = _targets(ops=["commit"])
+    kinds = {
+        **COMPILING,
+        "shared launch": "resources",
+        "refused launch": "compile",
+        "killed": "killed",
+        "raise": "error",
+    }
+    configs = _steps(target, record)[0][: len(kinds) + 1]
+    plant = {str(c): how for c, how in zip(configs, kinds, strict=False)}
+    found = _screen(_evaluator(record, "PlantedBench", plant), [(target.kernels, c) for c in configs], keep=False)
+    assert dict(zip(kinds, found, strict=False)) == kinds
+    assert found[-1] == "ok"
+
+
+def test_a_search_with_planted_faults_ends_in_a_right_table(tmp_path: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every configuration of one variant, half of which fail: those that would have been the best among them."""
+    import msgspec
+    from compile_plants import COMPILING
+    from gpu_plants import RUNNING
+
+    from bole_codegen import cli
+    from bole_codegen.measure.watch import Watch
+    from bole_codegen.search.outcome import Options
+    from bole_codegen.search.progress import Progress
+    from bole_codegen.search.session import Session
+    from bole_codegen.tables import gather
+    from bole_runtime.kernels.variants import get_variant
+    from bole_runtime.tables.load import load_table
+
+    monkeypatch.setattr(evaluators, "CHECK_LIMIT", 25.0)
+    monkeypatch.setattr(compiler, "COMPILE_LIMIT", 30.0)
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "cache"))
+    record = _record()
+    (target,) = _targets(ops=["commit"])
+    configs, default = _steps(target, record)
+    kinds = {**COMPILING, **RUNNING}
+    plant = {str(c): how for c, how in zip(configs, kinds, strict=False)}
+    evaluator = _evaluator(record, "PlantedBench", plant)
+    evaluator._watch = watch = Watch([0])
+    watch.begin()
+    session = Session(
+        record, gather(record), [target], evaluator, Options(trials=100, anchors=1, top=2, rounds=2),
+        str(tmp_path / "journal"), tmp_path / "out", False, 0, Progress(),
+        variants=lambda op: [get_variant(op, "steps")] if op == "commit" else [], watch=watch,
+    )  # fmt: skip
+    try:
+        result = session.run()
+    finally:
+        evaluator.close()
+    for kind in set(kinds.values()):  # One that fails by itself, spills most likely, counts too.
+        assert result.failures.get(kind, 0) >= list(kinds.values()).count(kind), (kind, result.failures)
+    (path,) = session.paths
+    table = load_table(path, session.variants)
+    (entry,) = (e.entry for e in table.entries)
+    chosen = get_variant("commit", "steps").config(entry.params)
+    assert str(chosen) not in plant
+    assert (entry.label, entry.error < 1e-4) == ("measured", True)
+    assert chosen == default or entry.median_us < entry.default_us
+    assert "at final timings" in table.header.gpu.clocks
+    # What is wrong on such a GPU is not run again; what was killed or does not fit may be.
+    (bad,) = (tmp_path / "out" / record.key / "known-bad").glob("*.json")
+    listed = {entry["kind"] for entry in msgspec.json.decode(bad.read_bytes())["entries"]}
+    assert listed == {"illegal", "hang", "crash", "wrong", "bounds"}
+    # And the table stands: the entry is right and no slower than the default.
+    assert cli.main(["--gpu", record.key, "--verify", "--out", str(tmp_path / "out")]) == 0
 
 
 def test_the_check_sees_what_a_kernel_does_wrong() -> None:
