@@ -1,7 +1,7 @@
 #!/usr/bin/env python3
 """Run the real SGLang engine on one workload: without speculation, with its own trees and chains, and with Bole.
 
-    python tools/bench_sglang.py --model DIR --runs ar,tree,bole --nodes 16,32 --batch 1,8,32 --accepted 4 --json out.json
+    python tools/bench_sglang.py --model DIR --runs ar,tree,bole --nodes 16,32 --batch 1,8,32 --json rows.json
 
 Runs in the Python that has SGLang; bole is taken from this checkout. Every run is an engine of its own, in its own
 process. What the model writes without speculation is recorded first (ar), and every draft is aimed at it: one random

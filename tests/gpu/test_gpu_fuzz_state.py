@@ -18,14 +18,14 @@ POLICIES: dict[str, dict[str, Any]] = {
 }
 
 
-def run(name: str, steps: int) -> None:
-    seed = int(os.environ["BOLE_SEED"])
+def run(name: str, steps: int, part: int = 0) -> None:
+    seed = int(os.environ["BOLE_SEED"]) + part
     server = Server(seed, device="cuda", state_bound=3e-6, **POLICIES[name])
     for n in range(steps):
         try:
             server.step()
         except Exception as error:
-            raise AssertionError(f"step {n} of BOLE_SEED={seed}, policy {name}: {error}") from error
+            raise AssertionError(f"step {n} of BOLE_SEED={seed} (part 0), policy {name}: {error}") from error
 
 
 @pytest.mark.parametrize("name", POLICIES)
@@ -35,6 +35,7 @@ def test_random_operations(name: str) -> None:
 
 @pytest.mark.exhaustive
 @pytest.mark.timeout(3600)
+@pytest.mark.parametrize("part", range(4))  # apart, so that processes share them
 @pytest.mark.parametrize("name", POLICIES)
-def test_thousands_of_random_operations(name: str) -> None:
-    run(name, 3000)
+def test_thousands_of_random_operations(name: str, part: int) -> None:
+    run(name, 750, part)

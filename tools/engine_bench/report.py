@@ -63,10 +63,16 @@ class Row:
             run, engine, nodes, batch, row["tokens"] / row["seconds"],
             decode / max(row["seconds"] - row["prefill_seconds"], 1e-9),
             row["tokens"] / row["rounds"],
-            {n.split("/")[0]: t["ms"] for n, t in times.items() if n.endswith(f"/DECODE/{batch}")},
+            _steps(times, batch),
             snapshots, sum(e == len(t) for e, t in zip(equal, row["texts"], strict=False)), sum(equal),
             row["tokens"], row["texts"],
         )  # fmt: skip
+
+
+def _steps(times: dict[str, Any], batch: int) -> dict[str, float]:
+    """Return the phases of rounds with that many requests; prompts are read in a mode of their own."""
+    parts = {tuple(n.split("/")): t for n, t in times.items()}
+    return {phase: t["ms"] for (phase, mode, rows), t in parts.items() if mode != "EXTEND" and rows == str(batch)}
 
 
 def _equal(a: list[int], b: list[int]) -> int:
