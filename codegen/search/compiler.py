@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from bole_codegen.search.kinds import kind_of
-from bole_codegen.search.ledger import Ledger, now
+from bole_codegen.search.ledger import Ledger
 from bole_codegen.search.pool import Job, Pool
 from bole_codegen.search.results import Failed, KernelResources
 from bole_runtime.kernels.problem import Specialisation
@@ -61,7 +61,7 @@ class Compiler:
         return len(self._done)
 
     def limit(self) -> float:
-        """Return the seconds that a kernel may take: far more than those before it took."""
+        """Return the seconds that a kernel may take: far more than those before it took in their workers."""
         if len(self._seconds) < ENOUGH:
             return COMPILE_LIMIT
         return min(COMPILE_LIMIT, max(LEAST, PATIENCE * statistics.median(self._seconds)))
@@ -97,16 +97,17 @@ class Compiler:
         return failed[0] if failed else tuple(d for d in done if isinstance(d, KernelResources))
 
     async def _compile(self, problem: Specialisation, config: Config, index: int, wide: bool) -> Compiled:
-        limit = self.limit()
-        job = Job("compile", (problem, config, index, wide), limit, "compile", late={"compile": "slow"})
+        # Of the kernel alone, as its worker saw it: the wait for a worker that is free, or has not started yet, says
+        # nothing of kernels, and many that are queued at once would make the limit many times too loose.
+        job = Job(
+            "compile", (problem, config, index, wide), COMPILE_LIMIT, "compile", late={"compile": "slow"},
+            adapt=self.limit, took=self._seconds.append,
+        )  # fmt: skip
         result: Compiled = Failed("killed", "not tried")
         for _ in range(2):  # A process that was killed says little about the candidate: once more.
-            begun = now()
             result = await self.pool.call(job)
             if not (isinstance(result, Failed) and result.kind == "killed"):
                 break
-        if isinstance(result, KernelResources):
-            self._seconds.append(now() - begun)
         return result
 
 

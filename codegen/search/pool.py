@@ -9,8 +9,8 @@ import socket
 import subprocess
 import sys
 from collections import deque
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -40,6 +40,8 @@ class Job:
         phase: that it begins in.
         limits: seconds of phases with a limit of their own.
         late: phase to the kind of failure when it takes too long; see :data:`LATE` for others, else ``hang``.
+        adapt: gives ``limit`` when a worker begins, which may know more than was known when the job was queued.
+        took: told how many seconds a call that returned took in its worker, without the wait for one.
     """
 
     method: str
@@ -48,6 +50,8 @@ class Job:
     phase: str = "run"
     limits: Mapping[str, float] = field(default_factory=dict)
     late: Mapping[str, str] = field(default_factory=dict)
+    adapt: Callable[[], float] | None = None
+    took: Callable[[float], None] | None = None
 
     def limit_of(self, phase: str) -> float:
         """Return the seconds that a phase may take."""
@@ -196,7 +200,8 @@ class Pool:
                 self._queue.popleft()  # Cancelled while it waited.
             if not self._queue:
                 return
-            worker.job, worker.answer = self._queue.popleft()
+            job, worker.answer = self._queue.popleft()
+            worker.job = job if job.adapt is None else replace(job, limit=job.adapt())
             self._enter(worker, worker.job.phase)
             with contextlib.suppress(OSError):  # One that died while idle is seen when its pipe is read.
                 worker.pipe.send((worker.job.method, worker.job.args))
@@ -257,6 +262,8 @@ class Pool:
             self._leave(worker)
             self._enter(worker, str(answer[1]))
         elif answer[0] == "ok":
+            if worker.job is not None and worker.job.took is not None:
+                worker.job.took(float(answer[2]))
             self._finish(worker, answer[1])
         else:
             failed = Failed(str(answer[1]), str(answer[2]))

@@ -14,6 +14,7 @@ import importlib
 import os
 import signal
 import sys
+import time
 from multiprocessing.connection import Connection
 from typing import Any
 
@@ -53,8 +54,9 @@ def _redirect(log: str) -> None:
 def _call(bench: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
     from bole_codegen.search.results import CandidateError
 
+    begun = time.monotonic()
     try:
-        return ("ok", getattr(bench, method)(*args))
+        return ("ok", getattr(bench, method)(*args), time.monotonic() - begun)
     except CandidateError as error:
         return ("failed", error.kind, error.message[:1000], error.fatal)
     except Exception as error:
@@ -64,7 +66,7 @@ def _call(bench: Any, method: str, args: tuple[Any, ...]) -> tuple[Any, ...]:
 
 
 def serve(pipe: Connection) -> None:
-    """Serve calls: ``(method, args)`` in; ``("phase", name)``, then ``("ok", result)`` or
+    """Serve calls: ``(method, args)`` in; ``("phase", name)``, then ``("ok", result, seconds)`` or
     ``("failed", kind, message, fatal)`` out."""
     _follow_parent()
     factory, options, log, path = pipe.recv()
