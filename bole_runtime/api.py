@@ -13,7 +13,8 @@ from bole_runtime import validate_memory as memory
 from bole_runtime import validate_values as values
 from bole_runtime.backends import get_backend
 from bole_runtime.calls import CommitCall, VerifyCall
-from bole_runtime.factors import Factors, PendingChain, factors_of
+from bole_runtime.capture import factors_of
+from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family
 from bole_runtime.families.spec import DATA_DTYPES
 from bole_runtime.tree import TreeBatch

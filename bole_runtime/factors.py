@@ -12,7 +12,6 @@ from bole_runtime.families import get_family
 from bole_runtime.families.spec import DATA_DTYPES, RecurrenceSpec
 
 if TYPE_CHECKING:
-    from bole_runtime.calls import VerifyCall
     from bole_runtime.tree import TreeBatch
 
 
@@ -192,22 +191,8 @@ class Factors:
         return replace(self, **changes)  # type: ignore[arg-type]
 
 
-def factors_of(call: VerifyCall) -> Factors:
-    """Return the factors of a call: its own tensors, or its capture buffers once a backend has filled them."""
-    capture, spec = call.capture, call.spec
-    if capture is None:
-        return Factors(
-            spec, call.gate_mode, call.k, call.v, call.gates, call.beta_scale, call.qk_l2norm, call.tree, call.pending,
-            call.options,
-        )  # fmt: skip
-    mode, gates = capture.gate_mode, capture.gates
-    if spec.parameters(mode):
-        gates = {**gates, **_parameters(spec, mode, call.gates)}
-    scale, options = (call.beta_scale, call.options) if mode == call.gate_mode else (1.0, NO_OPTIONS)
-    return Factors(spec, mode, capture.k, capture.v, gates, scale, call.qk_l2norm, call.tree, call.pending, options)
-
-
-def _parameters(spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+def parameters_of(spec: RecurrenceSpec, mode: str, gates: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return the per-head parameters of a gate mode among the gates of a call."""
     return {i.name: gates[i.name] for i in spec.parameters(mode) if i.name in gates}
 
 
@@ -216,7 +201,7 @@ def pending_gates(
 ) -> tuple[str, dict[str, torch.Tensor]]:
     """Return the gate mode of a pending chain, and its gates with the per-head parameters of the call."""
     kept = spec.kept_mode(mode)
-    return kept, {**pending.gates, **_parameters(spec, kept, gates)}
+    return kept, {**pending.gates, **parameters_of(spec, kept, gates)}
 
 
 def ready_gates(
@@ -243,15 +228,3 @@ def kept_gates(
 ) -> Mapping[str, torch.Tensor]:
     """Return the gates of a call as capture buffers and pending chains hold them: ready in float64, or as given."""
     return ready_gates(spec, gates, mode, beta_scale, options) if spec.keeps_ready else gates
-
-
-def capture_eager(call: VerifyCall) -> None:
-    """Fill the capture buffers of a call with torch operations, for backends without a fused capture."""
-    capture, spec = call.capture, call.spec
-    if capture is None:
-        return
-    capture.k.copy_(call.k)
-    capture.v.copy_(call.v)
-    gates = kept_gates(spec, call.gates, call.gate_mode, call.beta_scale, call.options)
-    for name, buffer in capture.gates.items():
-        buffer.copy_(gates[name])

@@ -5,7 +5,8 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.calls import CommitCall, RowAction, VerifyCall
-from bole_runtime.factors import Factors, PendingChain, capture_eager, kept_gates
+from bole_runtime.capture import capture_eager
+from bole_runtime.factors import Factors, PendingChain, kept_gates
 from bole_runtime.reference import commit_sequential, flush_sequential, verify_sequential
 
 

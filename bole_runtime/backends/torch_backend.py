@@ -9,7 +9,8 @@ import torch
 from bole_runtime.backends.closed_form import Rows, final_state, outputs
 from bole_runtime.backends.torch_append import append_paths
 from bole_runtime.calls import CommitCall, CommitLayer, RowAction, VerifyCall
-from bole_runtime.factors import Factors, PendingChain, capture_eager, pending_gates, ready_gates
+from bole_runtime.capture import capture_eager
+from bole_runtime.factors import Factors, PendingChain, pending_gates, ready_gates
 from bole_runtime.families.spec import RecurrenceSpec
 
 #: Bytes of the largest temporary, a head's [rows, rows] or [dv, dk]; a batch is processed in slices below it.

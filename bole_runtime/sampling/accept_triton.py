@@ -8,7 +8,7 @@ import torch
 import triton
 import triton.language as tl
 
-from bole_runtime.sampling.acceptance import AcceptCall
+from bole_runtime.sampling.calls import AcceptCall
 from bole_runtime.sampling.cut_triton import listed, searched
 from bole_runtime.sampling.groups_triton import draw_in, leader, meet, page_of, pick, pick_token, read, survey
 from bole_runtime.sampling.launch_triton import multiprocessors, shape_of

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
 import torch
 
 from bole_runtime.backend_choice import backend_name
+from bole_runtime.sampling.calls import AcceptCall
 from bole_runtime.sampling.params import SamplingParams
 from bole_runtime.sampling.result import Acceptance
 from bole_runtime.tree import TreeBatch
@@ -14,21 +13,6 @@ from bole_runtime.tree.check import check_dense, check_index_tensor
 
 METHODS = ("greedy", "sample", "rejection")
 _FLOATS = (torch.float32, torch.bfloat16, torch.float16)
-
-
-class AcceptCall(NamedTuple):
-    """A checked call. ``method`` is one of METHODS, or ``predicted`` where ``logits`` holds one token id a node."""
-
-    method: str
-    logits: torch.Tensor
-    tokens: torch.Tensor
-    tree: TreeBatch
-    params: SamplingParams | None
-    draft_probs: torch.Tensor | None
-    seeds: torch.Tensor | None
-    positions: torch.Tensor | None
-    uniforms: torch.Tensor | None
-    out: Acceptance
 
 
 def accept(

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import torch
 
-from bole_runtime.sampling.acceptance import AcceptCall
+from bole_runtime.sampling.calls import AcceptCall
 from bole_runtime.sampling.distribution import draw, greedy_token, target_probs, unusable
 from bole_runtime.sampling.philox import uniform
 from bole_runtime.sampling.result import STATUS_DRAFT, STATUS_LOGITS, STATUS_TOKEN

@@ -13,7 +13,7 @@ import triton.language as tl
 from bole_runtime.calls import RowAction
 
 if TYPE_CHECKING:
-    from bole_runtime.state.chains import ChainCounters, ChainRule
+    from bole_runtime.state.chain_counters import ChainCounters, ChainRule
     from bole_runtime.tree import TreeBatch
 
 _BLOCK = 128

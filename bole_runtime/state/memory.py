@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bole_runtime.state.buffers import RoundBuffers
-from bole_runtime.state.chains import ChainCounters
+from bole_runtime.state.chain_counters import ChainCounters
 from bole_runtime.state.config import StateConfig, state_config
 from bole_runtime.state.geometry import LayerGeometry
 from bole_runtime.state.layout import token_layout

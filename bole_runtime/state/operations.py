@@ -16,7 +16,8 @@ from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.families import RecurrenceSpec, get_family
 from bole_runtime.state.chain_checks import check_chain, check_counters_apart, check_rings_apart, check_shared, mode_of
-from bole_runtime.state.chains import ChainCounters, ChainRule, decide, flush_rows
+from bole_runtime.state.chain_counters import ChainCounters, ChainRule
+from bole_runtime.state.chains import decide, flush_rows
 from bole_runtime.state.context import CallContext
 from bole_runtime.tree import TreeBatch
 from bole_runtime.tree.check import check_dense, checks_values

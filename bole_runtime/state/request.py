@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import torch
 
 from bole_runtime.factors import PendingChain
-from bole_runtime.state.chains import ChainCounters
+from bole_runtime.state.chain_counters import ChainCounters
 from bole_runtime.state.config import StateConfig
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.layout import token_layout

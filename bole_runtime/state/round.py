@@ -13,7 +13,8 @@ from bole_runtime.api import verify
 from bole_runtime.calls import RowAction
 from bole_runtime.conv import conv_commit, tree_conv
 from bole_runtime.factors import Factors
-from bole_runtime.state.chains import ChainRule, decide
+from bole_runtime.state.chain_counters import ChainRule
+from bole_runtime.state.chains import decide
 from bole_runtime.state.commits import PreparedLayers, prepare_layers
 from bole_runtime.state.context import CallContext
 from bole_runtime.state.kernels import Kernels

@@ -13,7 +13,8 @@ import torch
 from bole_runtime import TreeBatch
 from bole_runtime.backends import torch_backend
 from bole_runtime.calls import CommitCall, CommitLayer, VerifyCall
-from bole_runtime.factors import PendingChain, factors_of
+from bole_runtime.capture import factors_of
+from bole_runtime.factors import PendingChain
 from bole_runtime.families import FAMILIES, InputSpec
 
 HEADS, DIMS, SLOTS = (2, 4), (16, 12), 3

@@ -15,7 +15,8 @@ from bole_testing.serving import Server
 from bole_runtime import LayerGeometry, StateManager, TreeBatch, set_backend
 from bole_runtime.calls import CommitCall
 from bole_runtime.state import operations
-from bole_runtime.state.chains import ChainCounters, ChainRule, decide
+from bole_runtime.state.chain_counters import ChainCounters, ChainRule
+from bole_runtime.state.chains import decide
 
 pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
