@@ -9,6 +9,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from bole_codegen.measure.watch import Watch
 from bole_codegen.say import say
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import CandidateError
@@ -126,13 +127,13 @@ def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
     return 0
 
 
-def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[], Any]) -> int:
+def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[Watch], Any]) -> int:
     """Check and time every entry of the tables of the GPU present; status 1 when one failed.
 
     Args:
         args: of the command line.
         record: the GPU.
-        make: makes the evaluator.
+        make: makes the evaluator, which tells the watch of its devices when it compared.
     """
     entries = [e for path in find_tables(record, args.out) for e in load_table(path, all_variants).entries]
     if not entries:
@@ -143,15 +144,23 @@ def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[], Any])
         if not args.quiet and not args.json:
             print(f"{verdict.status:7} {verdict.key}: {verdict.message}", flush=True)
 
-    evaluator = make()
+    # Times are compared with those of a table: what else they depend on than kernels is said with them.
+    watch = Watch(args.devices, say)
+    watch.begin()
+    evaluator = make(watch)
     try:
         verdicts = verify_entries(entries, evaluator, default_config, record.limits(), tell)
     finally:
         evaluator.close()
+    watch.end()
     counts: dict[str, int] = {}
     for verdict in verdicts:
         counts[verdict.status] = counts.get(verdict.status, 0) + 1
     if args.json:
-        print(json.dumps({"gpu": record.key, "counts": counts, "entries": [asdict(v) for v in verdicts]}, indent=2))
+        device = {name: text for name, text in watch.facts().items() if text}
+        found = {"gpu": record.key, "device": device, "counts": counts, "entries": [asdict(v) for v in verdicts]}
+        print(json.dumps(found, indent=2))
+    if watch.line():
+        say(f"clocks: {watch.line()}")
     say(f"{len(verdicts)} entries: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))
     return 1 if counts.get("failed") else 0

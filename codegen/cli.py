@@ -255,7 +255,7 @@ def _act(args: argparse.Namespace, action: str) -> int:
         return actions.show(args, record)
     if args.offline:
         raise UsageError("--verify runs every entry: it needs the GPU")
-    return actions.verify(args, record, lambda: _evaluator(args, record, _files(args, record).log))
+    return actions.verify(args, record, lambda watch: _evaluator(args, record, _files(args, record).log, watch))
 
 
 def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: _Files) -> None:

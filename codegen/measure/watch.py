@@ -121,7 +121,7 @@ class Watch:
         """Read every device, and name programs that came after the beginning. Call it when workers are gone."""
         for gpu in self._gpus:
             gpu.ended = gpu.read()
-            what = "not there when the search began, so times may be noisier than they should be"
+            what = "not there when the run began, so times may be noisier than they should be"
             self._warn(gpu, gpu.look(working=False), "is shared at the end with", what)
 
     def line(self) -> str:
