@@ -6,7 +6,7 @@ round needs is kept by batch size: the tree, and views of factor buffers that al
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
 import torch
@@ -29,11 +29,19 @@ class EnginePools:
 
     Attributes:
         states: [layers, slots, HV, dv, dk], dk contiguous.
-        conv: [layers, slots, C, W - 1] of raw inputs, oldest first, or None.
+        conv: [layers, slots, C, W - 1] of raw inputs, oldest first, any strides; several such pools where a layer's
+            channels are kept apart (q, k and v), in the order of the channels; or None.
     """
 
     states: torch.Tensor
-    conv: torch.Tensor | None = None
+    conv: torch.Tensor | tuple[torch.Tensor, ...] | None = None
+
+    @property
+    def windows(self) -> tuple[torch.Tensor, ...]:
+        """The pools of a layer's convolutions; empty without one."""
+        if self.conv is None:
+            return ()
+        return (self.conv,) if isinstance(self.conv, torch.Tensor) else self.conv
 
 
 class EngineRounds:
@@ -64,6 +72,9 @@ class EngineRounds:
         dtype: torch.dtype = torch.bfloat16,
         precision: str = "lossless",
     ) -> None:
+        channels = sum(pool.shape[2] for pool in pools.windows)
+        if channels != layer.channels:
+            raise ValueError(f"pools: {channels} channels of convolutions, where the layer has {layer.channels}")
         self.layer, self.pools, self.nodes = layer, pools, nodes
         self.max_depth = min(max_depth, nodes - 1)
         self.precision, self.dtype = precision, dtype
@@ -105,6 +116,8 @@ class BatchRound:
 
     Attributes:
         tree: topology, dense [rows, nodes].
+        factors: of each layer; those of a layer that was verified also hold its parameters.
+        inputs: of each layer, one a pool of convolution windows.
     """
 
     @torch.inference_mode(False)
@@ -115,11 +128,19 @@ class BatchRound:
         self._chain = chain.expand(rows, owner.nodes)
         self.tree = TreeBatch(rows, owner.nodes, max_depth=owner.max_depth, device=device, validate=False)
         count = owner.pools.states.shape[0]
-        self.factors: list[Factors] = [buffers.factors(n, owner.layer, owner.dtype, self.tree) for n in range(count)]
-        inputs = [buffers.conv_factors(n, owner.layer, self.tree) for n in range(count)]
-        self.inputs: list[ConvFactors] = [f for f in inputs if f is not None]
+        self._kept = [buffers.factors(n, owner.layer, owner.dtype, self.tree) for n in range(count)]
+        self.factors: list[Factors] = list(self._kept)
+        self.inputs = [self._parts(buffers.conv_factors(n, owner.layer, self.tree)) for n in range(count)]
         self._none = torch.full((rows,), -1, dtype=torch.int32, device=device)
+        self._verified: set[int] = set()
         self._commits: list[Callable[[torch.Tensor, torch.Tensor], None]] | None = None
+
+    def _parts(self, whole: ConvFactors | None) -> tuple[ConvFactors, ...]:
+        """Return a layer's buffer of raw inputs by convolution: columns of it."""
+        if whole is None:
+            return ()
+        sizes = [pool.shape[2] for pool in self._owner.pools.windows]
+        return tuple(ConvFactors(x, whole.width, self.tree) for x in whole.x.split(sizes, -1))
 
     def set_parents(self, parents: torch.Tensor | None) -> None:
         """Take the trees of this round; None for chains. Needs no host sync, so a CUDA graph can hold it."""
@@ -127,13 +148,15 @@ class BatchRound:
 
     def conv(
         self, layer: int, x: torch.Tensor, weight: torch.Tensor, bias: torch.Tensor | None, slots: torch.Tensor,
-        activation: str | None,
+        activation: str | None, part: int = 0,
     ) -> torch.Tensor:  # fmt: skip
-        """Convolve a layer's raw inputs [rows, nodes, C] along the trees, and keep them."""
-        assert self._owner.pools.conv is not None
+        """Convolve a layer's raw inputs [rows, nodes, C] along the trees, and keep them.
+
+        ``part`` is the number of the convolution, where a layer has a pool for each of several.
+        """
         out, _ = tree_conv(
-            x, weight, bias, state=self._owner.pools.conv[layer], slots=slots, tree=self.tree,
-            activation=activation, factors=self.inputs[layer],
+            x, weight, bias, state=self._owner.pools.windows[part][layer], slots=slots, tree=self.tree,
+            activation=activation, factors=self.inputs[layer][part],
         )  # fmt: skip
         return out
 
@@ -141,12 +164,17 @@ class BatchRound:
         self, layer: int, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor,
         gates: Mapping[str, torch.Tensor | float], slots: torch.Tensor,
     ) -> torch.Tensor:  # fmt: skip
-        """Verify a layer and keep its factors; returns [rows, nodes, HV, dv] in the dtype of v."""
+        """Verify a layer and keep its factors; returns [rows, nodes, HV, dv] in the dtype of v.
+
+        Families whose gates are kept as they are given need the layer's parameters at the commit: tensors of ``gates``
+        that are no node's must live on, and hold what they hold now or what replaces it in place.
+        """
         owner = self._owner
-        out, _ = verify(
+        out, self.factors[layer] = verify(
             q, k, v, gates=gates, state=owner.pools.states[layer], slots=slots, tree=self.tree,
-            recurrence=owner.layer.spec, precision=owner.precision, factors=self.factors[layer],
+            recurrence=owner.layer.spec, precision=owner.precision, factors=self._kept[layer],
         )  # fmt: skip
+        self._verified.add(layer)
         return out
 
     def commit(self, slots: torch.Tensor, accepted: torch.Tensor) -> None:
@@ -173,8 +201,8 @@ class BatchRound:
         wanted = accepted >= 0
         targets = torch.where(wanted, targets, torch.full_like(targets, -1))
         copy_slots(self._owner.pools.states, slots, targets)
-        if self._owner.pools.conv is not None:
-            copy_slots(self._owner.pools.conv, slots, targets)
+        for pool in self._owner.pools.windows:
+            copy_slots(pool, slots, targets)
         self.commit(targets, accepted)
 
     def _padded(self, values: torch.Tensor) -> torch.Tensor:
@@ -187,6 +215,9 @@ class BatchRound:
     @torch.inference_mode(False)
     def _prepare(self) -> list[Callable[[torch.Tensor, torch.Tensor], None]]:
         owner, tree = self._owner, self.tree
+        if len(self._verified) < len(self.factors):
+            done = f"{len(self._verified)} of {len(self.factors)}"
+            raise RuntimeError(f"commit: {done} layers were verified with {tree.max_batch} rows")
         # Layers of one geometry: one launch.
         layers = tuple(CommitLayer(owner.pools.states[n], f) for n, f in enumerate(self.factors))
         call = CommitCall(owner.layer.spec, layers, self._none, self._none, tree, owner.precision)
@@ -201,7 +232,12 @@ class BatchRound:
                     CommitCall(call.spec, call.layers, slots, accepted, call.tree, call.precision)
                 )
             )
-        if owner.pools.conv is not None:
-            pools: Sequence[torch.Tensor] = [owner.pools.conv[n] for n in range(len(self.inputs))]
-            made.append(prepare_conv_commit(pools, self.inputs))
+        # Convolutions of one geometry, also those of one layer: one launch.
+        pairs = [
+            (pool[n], part)
+            for n, parts in enumerate(self.inputs)
+            for pool, part in zip(owner.pools.windows, parts, strict=True)
+        ]
+        if pairs:
+            made.append(prepare_conv_commit([pool for pool, _ in pairs], [part for _, part in pairs]))
         return made

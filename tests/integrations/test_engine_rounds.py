@@ -14,53 +14,84 @@ from bole_runtime.integrations.engine_rounds import BatchRound, EnginePools, Eng
 from bole_runtime.state.copy_slots import copy_slots
 
 LAYERS, SLOTS, NODES, HK, HV, D, W = 3, 9, 7, 1, 2, 8, 4
-GEOMETRY = LayerGeometry(key_heads=HK, value_heads=HV, dk=D, dv=D, gate_mode="raw", conv_width=W)
-CHANNELS = GEOMETRY.channels
+PARTS = (HK * D, HK * D, HV * D)
 
 
-def make_rounds(seed: int = 0) -> EngineRounds:
-    torch.manual_seed(seed)
-    pools = EnginePools(torch.randn(LAYERS, SLOTS, HV, D, D), torch.randn(LAYERS, SLOTS, CHANNELS, W - 1))
-    return EngineRounds(GEOMETRY, pools, nodes=NODES, max_depth=NODES - 1, batch=2, dtype=torch.float32)
+def geometry(family: str) -> LayerGeometry:
+    return LayerGeometry(
+        key_heads=HK, value_heads=HV, dk=D, dv=D, recurrence=family, gate_mode="raw", conv_width=W
+    )  # fmt: skip
 
 
-def layer_inputs(rows: int) -> dict[str, torch.Tensor]:
-    return {
-        "x": torch.randn(rows, NODES, CHANNELS), "weight": torch.randn(CHANNELS, W), "a": torch.randn(rows, NODES, HV),
-        "b": torch.randn(rows, NODES, HV), "A_log": torch.randn(HV), "dt_bias": torch.randn(HV),
-    }  # fmt: skip
+def windows(family: str) -> torch.Tensor | tuple[torch.Tensor, ...]:
+    """One pool for all channels, or for KDA one each for q, k and v, with the channels contiguous."""
+    if family != "kda":
+        return torch.randn(LAYERS, SLOTS, sum(PARTS), W - 1)
+    return tuple(torch.randn(LAYERS, SLOTS, W - 1, size).transpose(2, 3) for size in PARTS)
 
 
-def run_layer(current: BatchRound, layer: int, given: dict[str, torch.Tensor], slots: torch.Tensor) -> torch.Tensor:
-    x = current.conv(layer, given["x"], given["weight"], None, slots, "silu")
-    q, k, v = (t.unflatten(-1, (-1, D)) for t in x.split((HK * D, HK * D, HV * D), dim=-1))
-    gates = {name: given[name] for name in ("a", "b", "A_log", "dt_bias")}
-    return current.verify(layer, q, k, v, gates, slots)
+def make_rounds(family: str = "gdn") -> EngineRounds:
+    torch.manual_seed(0)
+    pools = EnginePools(torch.randn(LAYERS, SLOTS, HV, D, D), windows(family))
+    return EngineRounds(geometry(family), pools, nodes=NODES, max_depth=NODES - 1, batch=2, dtype=torch.float32)
+
+
+def layer_gates(family: str, rows: int) -> dict[str, torch.Tensor | float]:
+    head = {"A_log": torch.randn(HV), "dt_bias": torch.randn(HV)}
+    if family == "mamba2":
+        return {"dt_raw": torch.randn(rows, NODES, HV), "D": torch.randn(HV), **head}
+    b = torch.randn(rows, NODES, HV)
+    if family == "kda":
+        f, bias = torch.randn(rows, NODES, HV, D), torch.randn(HV, D)
+        return {"f": f, "b": b, "A_log": head["A_log"], "dt_bias": bias, "lower_bound": -2.0}
+    return {"a": torch.randn(rows, NODES, HV), "b": b, **head}
+
+
+class LayerInputs:
+    """A layer's parameters, which live on, and what a round brings."""
+
+    def __init__(self, family: str) -> None:
+        self.weight, self.family = torch.randn(sum(PARTS), W), family
+        self.parameters = {n: t for n, t in layer_gates(family, 1).items() if isinstance(t, float) or t.dim() < 3}
+
+    def draw(self, rows: int) -> None:
+        self.x = torch.randn(rows, NODES, sum(PARTS))
+        self.gates = {**layer_gates(self.family, rows), **self.parameters}
+
+
+def run_layer(current: BatchRound, layer: int, given: LayerInputs, slots: torch.Tensor, parts: int) -> torch.Tensor:
+    if parts == 1:
+        q, k, v = current.conv(layer, given.x, given.weight, None, slots, "silu").split(PARTS, dim=-1)
+    else:
+        columns = zip(given.x.split(PARTS, -1), given.weight.split(PARTS), strict=True)
+        q, k, v = (current.conv(layer, x, w, None, slots, "silu", part=n) for n, (x, w) in enumerate(columns))
+    q, k, v = (t.unflatten(-1, (-1, D)) for t in (q, k, v))
+    return current.verify(layer, q, k, v, given.gates, slots)
 
 
 def expected(
-    pools: EnginePools, layer: int, given: dict[str, torch.Tensor], slots: torch.Tensor, parents: torch.Tensor,
+    rounds: EngineRounds, layer: int, given: LayerInputs, slots: torch.Tensor, parents: torch.Tensor,
     accepted: torch.Tensor,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:  # fmt: skip
-    """One layer with the plain functions, on copies: output, states, windows."""
+    """One layer with the plain functions, on copies: output, states, windows of all channels."""
     tree = TreeBatch.from_parents(parents, validate=False)
-    assert pools.conv is not None
-    state, window = pools.states[layer].clone(), pools.conv[layer].clone()
-    x, inputs = tree_conv(given["x"], given["weight"], state=window, slots=slots, tree=tree)
-    q, k, v = (t.unflatten(-1, (-1, D)) for t in x.split((HK * D, HK * D, HV * D), dim=-1))
-    gates = {name: given[name] for name in ("a", "b", "A_log", "dt_bias")}
-    out, factors = verify(q, k, v, gates=gates, state=state, slots=slots, tree=tree)
+    state = rounds.pools.states[layer].clone()
+    window = torch.cat([pool[layer] for pool in rounds.pools.windows], dim=1)
+    x, inputs = tree_conv(given.x, given.weight, state=window, slots=slots, tree=tree)
+    q, k, v = (t.unflatten(-1, (-1, D)) for t in x.split(PARTS, dim=-1))
+    out, factors = verify(q, k, v, gates=given.gates, state=state, slots=slots, tree=tree, recurrence=given.family)
     commit(state, slots, factors, accepted)
     conv_commit(window, slots, inputs, accepted)
     return out, state, window
 
 
 @pytest.mark.parametrize("track", [False, True])
-def test_rounds_of_changing_batch_sizes(track: bool) -> None:
-    rounds = make_rounds()
+@pytest.mark.parametrize("family", ["gdn", "kda", "mamba2"])
+def test_rounds_of_changing_batch_sizes(family: str, track: bool) -> None:
+    rounds = make_rounds(family)
     rng = random.Random(4)
     pools = rounds.pools
-    assert pools.conv is not None
+    given = [LayerInputs(family) for _ in range(LAYERS)]
     for turn in range(8):
         rows = (2, 4, 1, 4, 3, 2, 4, 1)[turn]  # more than the first buffers have, and fewer again
         live = rows if turn % 2 else max(1, rows - 1)  # a graph's padding rows
@@ -81,16 +112,17 @@ def test_rounds_of_changing_batch_sizes(track: bool) -> None:
         targets = torch.tensor(rng.sample(range(5, SLOTS), live))
         current = rounds.batch(rows)
         current.set_parents(None if chain else parents)
-        given = [layer_inputs(rows) for _ in range(LAYERS)]
+        for layer in given:
+            layer.draw(rows)
         outs, want = [], []
         full = torch.cat([accepted, torch.full((rows - live,), -1)])
         wanted_steps = torch.cat([steps, torch.full((rows - live,), -1)])
         tracked = []
         for n in range(LAYERS):
-            outs.append(run_layer(current, n, given[n], slots))
-            want.append(expected(pools, n, given[n], slots, parents, full))
-            tracked.append(expected(pools, n, given[n], slots, parents, wanted_steps))
-        before = pools.states.clone(), pools.conv.clone()
+            outs.append(run_layer(current, n, given[n], slots, len(pools.windows)))
+            want.append(expected(rounds, n, given[n], slots, parents, full))
+            tracked.append(expected(rounds, n, given[n], slots, parents, wanted_steps))
+        before = pools.states.clone()
         if track:
             current.commit_copies(slots[:live], targets.to(slots.dtype), steps.to(slots.dtype))
         current.commit(slots[:live], accepted)
@@ -103,9 +135,28 @@ def test_rounds_of_changing_batch_sizes(track: bool) -> None:
                         window[targets[b]] = tracked[n][2][slots[b]]
             assert_close(f"turn {turn} layer {n} output", outs[n][:live], out[:live].double(), 1e-6)
             assert_close(f"turn {turn} layer {n} states", pools.states[n], state.double(), 1e-6)
-            assert_same_bits(f"turn {turn} layer {n} windows", pools.conv[n], window)
+            got = torch.cat([pool[n] for pool in pools.windows], dim=1)
+            assert_same_bits(f"turn {turn} layer {n} windows", got, window)
         for kept in set(range(SLOTS)) - set(slots.tolist()) - set(targets.tolist()):
-            assert_same_bits("another slot", pools.states[:, kept], before[0][:, kept])
+            assert_same_bits("another slot", pools.states[:, kept], before[:, kept])
+
+
+def test_a_commit_of_layers_that_were_not_verified_is_refused() -> None:
+    rounds = make_rounds()
+    current = rounds.batch(2)
+    given = LayerInputs("gdn")
+    given.draw(2)
+    current.set_parents(None)
+    slots = torch.tensor([0, 1])
+    run_layer(current, 1, given, slots, 1)
+    with pytest.raises(RuntimeError, match="1 of 3 layers were verified with 2 rows"):
+        current.commit(slots, slots)
+
+
+def test_pools_must_have_the_channels_of_the_layer() -> None:
+    pools = EnginePools(torch.zeros(LAYERS, SLOTS, HV, D, D), torch.zeros(LAYERS, SLOTS, 9, W - 1))
+    with pytest.raises(ValueError, match="9 channels of convolutions, where the layer has 32"):
+        EngineRounds(geometry("gdn"), pools, nodes=NODES, max_depth=1, batch=2)
 
 
 def test_copy_slots_copies_rows_that_name_slots() -> None:
