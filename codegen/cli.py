@@ -19,6 +19,7 @@ from optuna.exceptions import ExperimentalWarning
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
 from bole_codegen.measure.watch import Watch
+from bole_codegen.pipes import GONE, flush_output
 from bole_codegen.places import check_places, check_report
 from bole_codegen.render import render
 from bole_codegen.report import (
@@ -184,10 +185,9 @@ def _report(
     write_report(path, result, session.record, session.evaluator.label, facts, bandwidth)
 
 
-def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> bool:
-    """Print the table, say what is missing, write the report; return whether it could be written."""
+def _summary(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, paths: list[str]) -> None:
+    """Print the table, and say what is missing."""
     label = session.evaluator.label
-    paths = [str(p) for p in session.paths]
     if args.json:
         print(as_json(result, session.record.key, label, paths))
     elif result.entries:
@@ -212,6 +212,20 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
         say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
     for path in paths:
         say(f"table ({label}): {path}")
+
+
+def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> bool:
+    """Print what was found, write the report; return whether it could be written.
+
+    Raises:
+        BrokenPipeError: nobody reads what is printed. The report, a file, is written first.
+    """
+    paths = [str(p) for p in session.paths]
+    gone: BrokenPipeError | None = None
+    try:
+        _summary(args, session, result, files, paths)
+    except BrokenPipeError as error:
+        gone = error
     if files.report is not None and result.buckets:
         # What a search found is printed by now, whatever happens to the disk.
         try:
@@ -220,6 +234,8 @@ def _finish(args: argparse.Namespace, session: Session, result: RunResult, files
             say(f"bole-tune: cannot write the report: {error}")
             return False
         say(f"report: {files.report}")
+    if gone is not None:
+        raise gone
     return True
 
 
@@ -303,7 +319,30 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run ``bole-tune`` and return its exit status: 0 done, 1 failed, 2 wrong usage, 130 interrupted."""
+    """Run ``bole-tune`` and return its exit status.
+
+    Returns:
+        0 done, 1 failed, 2 wrong usage, 130 interrupted, 141 whoever read the output is gone.
+    """
+    try:
+        status = _main(argv)
+    except BrokenPipeError:
+        flush_output()
+        return GONE
+    except SystemExit:  # Of --help, and of arguments that do not parse.
+        if isinstance(flush_output(), BrokenPipeError):
+            return GONE
+        raise
+    lost = flush_output()
+    if lost is None:
+        return status
+    if isinstance(lost, BrokenPipeError):
+        return GONE
+    say(f"bole-tune: {lost}")
+    return 1
+
+
+def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(arguments)
     # --fresh would forget what was finished.
@@ -315,6 +354,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     except UsageError as error:
         say(f"bole-tune: {error}")
         return 2
+    except BrokenPipeError:
+        raise
     except (TableError, StorageError, WorkerStartError, LockTimeout, CandidateError, OSError, ValueError) as error:
         say(f"bole-tune: {error}")
         return 1
