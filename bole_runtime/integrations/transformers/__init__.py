@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
-from bole_runtime.integrations.transformers.decode import RoundResult, TreeDecoder, generate, stream
-from bole_runtime.integrations.transformers.draft import Drafter, PromptLookup, Proposal
+from bole_runtime.integrations.transformers.decode import RoundResult, TreeDecoder
+from bole_runtime.integrations.transformers.draft import Drafter, HiddenDrafter, PromptLookup, Proposal
 from bole_runtime.integrations.transformers.draft_model import ModelDrafter
+from bole_runtime.integrations.transformers.generate import generate, stream
+from bole_runtime.integrations.transformers.mtp import MtpDrafter, MtpHead
 
 __all__ = [
     "Drafter",
+    "HiddenDrafter",
     "ModelDrafter",
+    "MtpDrafter",
+    "MtpHead",
     "PromptLookup",
     "Proposal",
     "RoundResult",

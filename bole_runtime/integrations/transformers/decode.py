@@ -9,8 +9,8 @@ from typing import Any
 import torch
 
 from bole_runtime.integrations.transformers.cache import TreeCache
-from bole_runtime.integrations.transformers.draft import Drafter, PromptLookup, Proposal, checked
-from bole_runtime.integrations.transformers.inputs import Request, as_rows, joined, pad_token, requests, stop_tokens
+from bole_runtime.integrations.transformers.draft import Drafter, HiddenDrafter, Proposal, checked
+from bole_runtime.integrations.transformers.inputs import Request, joined, requests, stop_tokens
 from bole_runtime.integrations.transformers.model import HybridModel, library
 from bole_runtime.sampling import Acceptance, SamplingParams, accept
 from bole_runtime.state import StateManager
@@ -19,6 +19,7 @@ from bole_runtime.tree import TreeBatch
 from bole_runtime.tree.tree import MAX_NODES
 
 Prompts = torch.Tensor | Sequence[int] | Sequence[Sequence[int]]
+AnyDrafter = Drafter | HiddenDrafter
 _NOTHING = Proposal((), ())
 
 
@@ -51,7 +52,13 @@ class TreeDecoder:
     """
 
     def __init__(
-        self, model: Any, drafter: Drafter | None = None, *, budget: int = 15, max_batch: int = 1, policy: str = "eager"
+        self,
+        model: Any,
+        drafter: AnyDrafter | None = None,
+        *,
+        budget: int = 15,
+        max_batch: int = 1,
+        policy: str = "eager",
     ) -> None:
         """Check a model and allocate.
 
@@ -67,8 +74,10 @@ class TreeDecoder:
             TypeError: not a model, or not a drafter.
             ValueError: a model that is not supported (the layers are named), or a size out of range.
         """
-        if drafter is not None and not isinstance(drafter, Drafter):
-            raise TypeError(f"drafter: {type(drafter).__name__} has no method propose(context, budget)")
+        given: object = drafter
+        if given is not None and not isinstance(given, (Drafter, HiddenDrafter)):
+            name = type(given).__name__
+            raise TypeError(f"drafter: {name} has no method propose(context, budget), nor those of a HiddenDrafter")
         if not 0 <= budget < MAX_NODES:
             raise ValueError(f"budget: {budget} is not allowed; allowed: 0 to {MAX_NODES - 1}")
         if max_batch < 1:
@@ -136,6 +145,10 @@ class TreeDecoder:
             done = self.hybrid.prefill(request.text)
             self.manager.import_states(slot, done.states, done.conv_states)
             read.append(done)
+        if isinstance(self.drafter, HiddenDrafter):
+            self.drafter.begin(len(texts))
+            for row, done in enumerate(read):
+                self.drafter.observe(row, done.hidden)
         cache = TreeCache(
             library().DynamicCache(config=self.hybrid.config),
             self.hybrid.attention,
@@ -163,7 +176,7 @@ class TreeDecoder:
             yield RoundResult(_extend(texts, got)[0], none, none)
             committed = [request.prompt for request in texts]
             while not all(request.done for request in texts):
-                proposals = [None if request.done else self._propose(request) for request in texts]
+                proposals = [None if r.done else self._propose(b, r) for b, r in enumerate(texts)]
                 counts = [0 if p is None else 1 + len(p.tokens) for p in proposals]
                 nodes = self._bucket(max(counts))
                 if nodes not in by_nodes:
@@ -172,10 +185,11 @@ class TreeDecoder:
                 host_tokens, parents = joined(texts, proposals, nodes)
                 tokens = host_tokens.to(device)
                 rnd.tree.update_(parents.to(device))
-                logits = self.hybrid.verify(tokens, rnd, cache)
+                logits, hidden = self.hybrid.verify(tokens, rnd, cache)
                 got = _accept(logits, tokens, rnd.tree, params, seeds, cache.lengths)
                 rnd.commit(got.accepted)
                 added, lengths = _extend(texts, got)
+                self._observe(got, hidden, lengths)
                 committed = [n + m for n, m in zip(committed, lengths, strict=True)]
                 cache.keep(got, max(committed))
                 yield RoundResult(added, counts, lengths)
@@ -185,12 +199,23 @@ class TreeDecoder:
             for slot in slots:
                 self.manager.free(slot)
 
-    def _propose(self, request: Request) -> Proposal:
+    def _observe(self, got: Acceptance, hidden: torch.Tensor, lengths: list[int]) -> None:
+        """Hand the hidden states of accepted paths to a drafter that reads them."""
+        if isinstance(self.drafter, HiddenDrafter):
+            for row, count in enumerate(lengths):
+                if count:
+                    self.drafter.observe(row, hidden[row, got.path[row, :count].long()])
+
+    def _propose(self, row: int, request: Request) -> Proposal:
         # A path longer than what is still wanted would be cut off anyway; the last token needs no draft at all.
         budget = self.budget if request.left > 1 else 0
         if self.drafter is None or not budget:
             return _NOTHING
-        return checked(self.drafter.propose(request.text, budget), budget, self.hybrid.vocabulary, self.drafter)
+        if isinstance(self.drafter, HiddenDrafter):
+            made = self.drafter.propose_for(row, request.text, budget)
+        else:
+            made = self.drafter.propose(request.text, budget)
+        return checked(made, budget, self.hybrid.vocabulary, self.drafter)
 
     def _bucket(self, nodes: int) -> int:
         """Return the capacity of the tree that a round uses: few distinct ones, so that few are made."""
@@ -218,81 +243,3 @@ def _extend(texts: list[Request], got: Acceptance) -> tuple[list[list[int]], lis
         raise ValueError(f"model: logits of prompts {bad} have a NaN, an infinity or no finite value")
     lengths = [row[-2] for row in rows]
     return [r.extend(row[:n]) for r, row, n in zip(texts, rows, lengths, strict=True)], lengths
-
-
-def stream(
-    model: Any,
-    input_ids: Prompts,
-    *,
-    drafter: Drafter | None = None,
-    budget: int = 15,
-    policy: str = "eager",
-    **options: Any,
-) -> Iterator[int]:
-    """Decode one prompt and yield its tokens as they are known, several at a time where a path was accepted.
-
-    Args:
-        model: see :class:`TreeDecoder`.
-        input_ids: int [P] or [1, P], or a list of tokens.
-        drafter: default, :class:`~bole_runtime.integrations.transformers.PromptLookup`.
-        budget: most nodes of a proposal.
-        policy: of the state manager.
-        **options: of :meth:`TreeDecoder.rounds`.
-
-    Returns:
-        An iterator over the new tokens.
-
-    Raises:
-        TypeError: an argument has a wrong type.
-        ValueError: an argument is wrong.
-    """
-    decoder = TreeDecoder(model, PromptLookup() if drafter is None else drafter, budget=budget, policy=policy)
-    rounds = decoder.rounds(input_ids, **options)
-    return (token for result in rounds for token in result.tokens[0])
-
-
-def generate(
-    model: Any,
-    input_ids: Prompts,
-    *,
-    drafter: Drafter | None = None,
-    budget: int = 15,
-    policy: str = "eager",
-    **options: Any,
-) -> torch.Tensor | list[list[int]]:
-    """Decode prompts with proposal trees: the tokens of ``model.generate(..., do_sample=False)``, or drawn by seeds.
-
-    Args:
-        model: see :class:`TreeDecoder`.
-        input_ids: int [B, P] or [P], or token lists, which may differ in length.
-        drafter: default, :class:`~bole_runtime.integrations.transformers.PromptLookup`.
-        budget: most nodes of a proposal.
-        policy: of the state manager.
-        **options: of :meth:`TreeDecoder.rounds`: ``attention_mask``, ``max_new_tokens``, ``params``, ``seeds``,
-            ``eos_token_id``.
-
-    Returns:
-        For a tensor, prompts and new tokens, int64 [B, P + new], padded as ``model.generate`` does. For lists, prompt
-        and new tokens of each.
-
-    Raises:
-        TypeError: an argument has a wrong type.
-        ValueError: an argument is wrong.
-    """
-    prompts = as_rows(input_ids)
-    decoder = TreeDecoder(
-        model,
-        PromptLookup() if drafter is None else drafter,
-        budget=budget,
-        max_batch=max(1, len(prompts)),
-        policy=policy,
-    )
-    new: list[list[int]] = [[] for _ in prompts]
-    for result in decoder.rounds(input_ids, **options):
-        for row, tokens in zip(new, result.tokens, strict=True):
-            row.extend(tokens)
-    rows = [prompt + row for prompt, row in zip(prompts, new, strict=True)]
-    if not isinstance(input_ids, torch.Tensor):
-        return rows
-    pad, width = pad_token(model, options.get("eos_token_id")), max(len(row) for row in rows)
-    return torch.tensor([row + [pad] * (width - len(row)) for row in rows], device=input_ids.device)

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple, Protocol, runtime_checkable
 
+import torch
+
 
 class Proposal(NamedTuple):
     """Nodes under the last token of a text, in topological order.
@@ -35,13 +37,36 @@ class Drafter(Protocol):
         ...
 
 
+@runtime_checkable
+class HiddenDrafter(Protocol):
+    """A drafter that reads the model's hidden states, such as an MTP head."""
+
+    def begin(self, rows: int) -> None:
+        """Start with ``rows`` new texts."""
+        ...
+
+    def observe(self, row: int, hidden: torch.Tensor) -> None:
+        """Take the hidden states of the next committed tokens of a text.
+
+        Args:
+            row: of the batch.
+            hidden: [n, H], what the model's head gets, in the order of the tokens. All but the last token of the text
+                have been observed when a tree is proposed.
+        """
+        ...
+
+    def propose_for(self, row: int, context: Sequence[int], budget: int) -> Proposal:
+        """Propose a tree for one text; as :meth:`Drafter.propose`."""
+        ...
+
+
 def checked(proposal: Proposal, budget: int, vocabulary: int, drafter: object) -> Proposal:
     """Return a proposal as lists.
 
     Raises:
         ValueError: it is no tree within the budget, or a token is outside the vocabulary.
     """
-    name = f"{type(drafter).__name__}.propose"
+    name = f"{type(drafter).__name__}.{'propose_for' if isinstance(drafter, HiddenDrafter) else 'propose'}"
     tokens, parents = list(proposal[0]), list(proposal[1])
     if len(tokens) != len(parents):
         raise ValueError(f"{name}: returned {len(tokens)} tokens and {len(parents)} parents; one a node is allowed")

@@ -36,6 +36,7 @@ class Prefilled:
 
     Attributes:
         logits: [1, V], after the last token.
+        hidden: [P, H], what the head gets, of every token.
         states: recurrent states, one [HV, dk, dv] a recurrent layer.
         conv_states: one [C, W - 1] a recurrent layer.
         keys: one [1, heads, P, D] an attention layer.
@@ -43,6 +44,7 @@ class Prefilled:
     """
 
     logits: torch.Tensor
+    hidden: torch.Tensor
     states: list[torch.Tensor]
     conv_states: list[torch.Tensor | None]
     keys: list[torch.Tensor]
@@ -142,10 +144,10 @@ class HybridModel:
             for n, g in zip(self.recurrent, self.geometries, strict=True)
         ]
         keys, values = ([getattr(layers[n], name) for n in self.attention] for name in ("keys", "values"))
-        return Prefilled(self.head(hidden[:, -1]), states, convs, keys, values)
+        return Prefilled(self.head(hidden[:, -1]), hidden[0], states, convs, keys, values)
 
     @torch.no_grad()
-    def verify(self, tokens: torch.Tensor, rnd: Round, cache: TreeCache) -> torch.Tensor:
+    def verify(self, tokens: torch.Tensor, rnd: Round, cache: TreeCache) -> tuple[torch.Tensor, torch.Tensor]:
         """Run all nodes of all trees through the model. Their keys and values are appended to the cache.
 
         Args:
@@ -154,7 +156,7 @@ class HybridModel:
             cache: of the same rows.
 
         Returns:
-            Logits after every node, [B, N, V].
+            Logits after every node, [B, N, V], and what the head got, [B, N, H].
         """
         mask = cache.mask(rnd.tree)
         if self.config._attn_implementation == "eager":
@@ -169,8 +171,7 @@ class HybridModel:
                 cache=cache.store,
                 use_cache=True,
             ).last_hidden_state
-        logits: torch.Tensor = self.head(hidden)
-        return logits
+        return self.head(hidden), hidden
 
     @contextmanager
     def _replaced(self, rnd: Round) -> Iterator[None]:

@@ -1,0 +1,1 @@
+"""A small hybrid that is trained on what every Python brings: source text of its standard library."""
