@@ -7,6 +7,7 @@ crash or to give wrong numbers is chosen. Data only, like tables.
 from __future__ import annotations
 
 import re
+import stat
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -153,17 +154,24 @@ def load_bad(path: Path) -> BadFile | None:
     """Read a list; None when there is none or it is of another version.
 
     Raises:
-        ValueError: the file breaks the schema; names it.
+        ValueError: it cannot be read or breaks the schema; names it.
     """
     try:
-        if path.stat().st_size > MAX_FILE_BYTES:
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError(f"known-bad list {path} is {'a folder' if stat.S_ISDIR(info.st_mode) else 'no file'}")
+        if info.st_size > MAX_FILE_BYTES:
             raise ValueError(f"known-bad list {path} is larger than {MAX_FILE_BYTES} bytes")
         data = path.read_bytes()
         if msgspec.json.decode(data, type=_VersionOnly).schema_version != BAD_VERSION:
             return None
         return _decode(data)
-    except OSError:
+    except (FileNotFoundError, NotADirectoryError):
+        if path.is_symlink():
+            raise ValueError(f"known-bad list {path} is a link to nothing") from None
         return None
+    except OSError as error:
+        raise ValueError(f"known-bad list {path} cannot be read: {error.strerror or error}") from error
     except (msgspec.MsgspecError, UnicodeDecodeError, RecursionError) as error:
         raise ValueError(f"known-bad list {path}: {error}") from error
 

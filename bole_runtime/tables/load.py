@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import stat
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -146,9 +147,12 @@ def _split(error: Exception, prefix: str) -> tuple[str, str]:
 
 def _read(path: Path) -> bytes:
     try:
-        size = path.stat().st_size
-        if size > MAX_FILE_BYTES:
-            raise TableError(path, "", f"{size} bytes is more than the {MAX_FILE_BYTES} that a table may have")
+        info = path.stat()
+        if not stat.S_ISREG(info.st_mode):  # To read a named pipe would wait for ever.
+            what = "a folder" if stat.S_ISDIR(info.st_mode) else "no file"
+            raise TableError(path, "", f"is {what}; a table is a file")
+        if info.st_size > MAX_FILE_BYTES:
+            raise TableError(path, "", f"{info.st_size} bytes is more than the {MAX_FILE_BYTES} that a table may have")
         return path.read_bytes()
     except OSError as error:
         raise TableError(path, "", f"cannot be read: {error.strerror or error}") from error

@@ -74,7 +74,7 @@ class Tables:
 
             table = None
             path = table_path(root, key, name)
-            if os.path.isfile(path):
+            if _is_there(path):
                 try:
                     table = load_table(path, self._variants)
                 except TableError as error:
@@ -88,3 +88,14 @@ class Tables:
                     self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
             self._tables[place] = table
         return self._tables[place]
+
+
+def _is_there(path: Path) -> bool:
+    """Return whether anything has the name of a table, which may be a folder or a link to nothing: reading it tells."""
+    try:
+        os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return False
+    except OSError:
+        return True
+    return True

@@ -31,7 +31,7 @@ from bole_runtime.kernels.default import default_config
 from bole_runtime.kernels.problem import OPS, Specialisation
 from bole_runtime.kernels.space import Config, Variant
 from bole_runtime.kernels.variants import all_variants
-from bole_runtime.tables.load import table_path
+from bole_runtime.tables.load import load_table, table_path
 from bole_runtime.tables.lookup import Dispatcher, tuned_roots
 from bole_runtime.tables.schema import AnyEntry, Gpu, Header
 
@@ -82,12 +82,14 @@ class Session:
 
         Raises:
             StorageError: the storage cannot be opened.
-            TableError: a table to be written cannot be read.
+            TableError: a table to be written, or one beside it, cannot be read.
             WorkerStartError: workers do not start.
         """
         for problem in {t.problem.table: t.problem for t in self.targets}.values():
             # A table that cannot be rewritten must not cost a search first.
             check_target(self._path(problem.table), self._header(problem))
+        for path in sorted((self.out / self.record.key).glob("*.json")):
+            load_table(path, self.variants)  # All that lie there are read when kernels are written.
         check_storage(self.storage)
         # They take seconds to start, in which the rest is made ready.
         self.evaluator.start()
