@@ -9,7 +9,7 @@ import pytest
 
 from bole_runtime.integrations.sglang import CHANGED, KNOWN_VERSIONS, READ, Seam, SeamError, missing, register, unpacked
 from bole_runtime.integrations.sglang.options import read_options
-from bole_runtime.integrations.sglang.seams import check
+from bole_runtime.integrations.sglang.seams import COMMIT, GDN, KIMI_FORWARD, check, mentions
 
 #: Folder with one unpacked wheel a version, which CI downloads (tools/fetch_sglang.py).
 WHEELS = os.environ.get("BOLE_SGLANG_WHEELS", "")
@@ -21,6 +21,20 @@ def test_real_wheels_have_every_seam(version: str) -> None:
     folder = Path(WHEELS) / version
     assert (folder / "sglang").is_dir(), f"no unpacked wheel in {folder}"
     assert missing(unpacked(folder)) == []
+
+
+@pytest.mark.skipif(not WHEELS, reason="BOLE_SGLANG_WHEELS is not set: tools/fetch_sglang.py")
+def test_which_version_hands_over_ready_write_gates() -> None:
+    ready = [v for v in KNOWN_VERSIONS if mentions(KIMI_FORWARD, "sigmoid", unpacked(Path(WHEELS) / v))]
+    assert ready == ["0.5.16"]
+
+
+def test_a_seam_s_text_tells_versions_apart(tmp_path: Path) -> None:
+    find = unpacked(_tree(tmp_path, (KIMI_FORWARD,)))
+    assert mentions(KIMI_FORWARD, "is_decode", find)
+    assert not mentions(KIMI_FORWARD, "sigmoid", find)
+    with pytest.raises(SeamError, match="not there"):
+        mentions(COMMIT, "sigmoid", find)
 
 
 def _tree(folder: Path, seams: tuple[Seam, ...], without: str = "") -> Path:
@@ -56,9 +70,11 @@ def test_what_lacks_is_named(tmp_path: Path) -> None:
         found = missing(unpacked(_tree(tmp_path / f"seam{n}", everything, seam.target)), everything)
         assert found == [f"{seam.target}: not there"]
     found = missing(unpacked(_tree(tmp_path / "parameter", everything, "mamba_steps_to_track")), everything)
-    assert found == [f"{CHANGED[1].target}: takes no mamba_steps_to_track"]
+    assert found == [f"{COMMIT.target}: takes no mamba_steps_to_track"]
     found = missing(unpacked(_tree(tmp_path / "word", everything, "retrieve_next_sibling")), everything)
-    assert found == [f"{CHANGED[0].target}: does not know retrieve_next_sibling"]
+    readers = [s for s in everything if "retrieve_next_sibling" in s.mentions]
+    assert GDN in readers
+    assert found == [f"{s.target}: does not know retrieve_next_sibling" for s in readers]
     assert len(missing(unpacked(tmp_path / "nothing"), everything)) == len(everything)
 
 

@@ -1,8 +1,9 @@
 """Bole inside SGLang, by its plug-in mechanism: no fork, no patch.
 
-``pip install bole`` beside SGLang, then ``BOLE_SGLANG=1``: Gated DeltaNet models (Qwen3.5, Qwen3-Next) verify trees and
-chains of EAGLE and NEXTN with Bole's kernels. ``BOLE_SGLANG_PRECISION=fast`` takes the faster profile. Without the
-first variable nothing is touched. docs/engines.md lists every seam.
+``pip install bole`` beside SGLang, then ``BOLE_SGLANG=1``: Gated DeltaNet (Qwen3.5, Qwen3-Next), KDA (Kimi Linear) and
+Mamba2 models (Nemotron-H, Falcon-H1, Granite 4) verify trees and chains of drafters with Bole's kernels.
+``BOLE_SGLANG_PRECISION=fast`` takes the faster profile. Without the first variable nothing is touched. docs/engines.md
+lists every seam.
 """
 
 from __future__ import annotations

@@ -16,11 +16,13 @@ logger = logging.getLogger(__name__)
 
 def hooks() -> dict[seams.Seam, Callable[..., Any]]:
     """Return what runs around each seam."""
-    from bole_runtime.integrations.sglang import gdn, memory
+    from bole_runtime.integrations.sglang import gdn, kda, mamba2, memory, rounds
 
     return {
-        seams.VERIFY: gdn.forward_extend,
-        seams.COMMIT: gdn.commit,
+        seams.GDN: gdn.forward_extend,
+        seams.KDA: kda.forward_extend,
+        seams.MAMBA2: mamba2.forward,
+        seams.COMMIT: rounds.commit,
         seams.POOL: memory.pool_init,
         seams.RESERVE: memory.reserve,
     }

@@ -46,8 +46,10 @@ def node_share(cache_params: Any) -> float:
     heads, value_dim, key_dim = cache_params.shape.temporal
     channels = sum(math.prod(s) // min(s) for s in cache_params.shape.conv)
     conv_bytes = cache_params.dtype.conv.itemsize
-    # Raw convolution inputs; k and v after it (as many channels, q's among them, are an upper bound); two fp32 gates.
-    factors = channels * conv_bytes + channels * conv_bytes + 8 * heads
+    # Raw convolution inputs; k and v after it (as many channels, q's among them, are an upper bound); fp32 gates: two a
+    # head, or with a decay a channel one a channel and one.
+    gates = key_dim + 1 if cache_params.is_kda else 2
+    factors = channels * conv_bytes + channels * conv_bytes + 4 * gates * heads
     state = heads * value_dim * key_dim * cache_params.dtype.temporal.itemsize
     state += sum(math.prod(s) for s in cache_params.shape.conv) * conv_bytes
     return float(factors / state)
@@ -113,6 +115,9 @@ def _draft_tokens(configurator: Any) -> int | None:
 
 
 def pools_of(request_pool: Any) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return states [layers, slots, HV, dv, dk] and convolution windows [layers, slots, C, W - 1] of all layers."""
+    """Return the states [layers, slots, HV, dv, dk] and the convolution windows of all layers.
+
+    The windows are [layers, slots, C, W - 1], of KDA [layers, slots, W - 1, C]. All channels are in one pool.
+    """
     cache = request_pool.mamba_pool.mamba_cache
     return cache.temporal, cache.conv[0]

@@ -45,22 +45,38 @@ class Seam:
         return f"{self.module}.{self.name}"
 
 
-_LINEAR = "sglang.srt.layers.attention.linear.gdn_backend"
+_LINEAR = "sglang.srt.layers.attention.linear"
 _HYBRID = "sglang.srt.layers.attention.hybrid_linear_attn_backend"
 _MEMORY = "sglang.srt.mem_cache.memory_pool"
 _SIZES = "sglang.srt.mem_cache.kv_cache_configurator"
+_LINKS = ("retrieve_next_token", "retrieve_next_sibling")
+_HEADS = ("num_q_heads", "num_k_heads", "num_v_heads", "head_q_dim", "head_k_dim", "head_v_dim")
 
-VERIFY = Seam(
-    _LINEAR,
+GDN = Seam(
+    f"{_LINEAR}.gdn_backend",
     "GDNAttnBackend.forward_extend",
     ("layer", "forward_batch", "mixed_qkv", "a", "b"),
     (
-        "is_target_verify", "mamba_cache_indices", "retrieve_next_token", "retrieve_next_sibling", "conv_weights",
-        "activation", "num_q_heads", "num_k_heads", "num_v_heads", "head_q_dim", "head_v_dim", "draft_token_num",
+        "is_target_verify", "mamba_cache_indices", *_LINKS, "conv_weights", "activation", *_HEADS, "draft_token_num",
         "mamba2_layer_cache", "A_log", "dt_bias",
     ),
-    "convolves and verifies all nodes of every tree at once; factors are kept instead of a state and a window a node",
+    "Gated DeltaNet: convolves and verifies all nodes of every tree at once; factors are kept instead of a state and a "
+    "window a node",
 )  # fmt: skip
+KDA = Seam(
+    f"{_LINEAR}.kda_backend",
+    "KDAAttnBackend.forward_extend",
+    ("layer", "forward_batch", "mixed_qkv", "a", "b"),
+    ("is_target_verify", "_forward_target_verify", "mamba_cache_indices", "mamba2_layer_cache"),
+    "KDA: the same, with a decay a key channel",
+)
+MAMBA2 = Seam(
+    _HYBRID,
+    "Mamba2AttnBackend.forward",
+    ("mixer", "hidden_states", "output", "layer_id", "forward_batch", "mup_vector"),
+    ("mamba2_layer_cache", "forward_metadata", "num_decodes"),
+    "Mamba2: the same, between the mixer's own projections and gated norm",
+)
 COMMIT = Seam(
     _HYBRID,
     "HybridLinearAttnBackend.update_mamba_state_after_mtp_verify",
@@ -82,8 +98,42 @@ RESERVE = Seam(
     ("speculative_num_draft_tokens", "max_mamba_cache_size", "mamba_cache_per_req"),
     "reserves what the factors take instead of the snapshots, so that the KV cache and the requests grow",
 )
-CHANGED = (VERIFY, COMMIT, POOL, RESERVE)
+CHANGED = (GDN, KDA, MAMBA2, COMMIT, POOL, RESERVE)
+KIMI_FORWARD = Seam(
+    "sglang.srt.models.kimi_linear",
+    "KimiDeltaAttention.forward",
+    ("hidden_states", "forward_batch"),
+    ("is_decode", "attn", "mixed_qkv"),
+)
 READ = (
+    KIMI_FORWARD,
+    Seam(
+        f"{_LINEAR}.kda_backend",
+        "KDAAttnBackend._forward_target_verify",
+        ("layer", "forward_batch", "mixed_qkv", "a", "b"),
+        (
+            *_LINKS, "conv_weights", "bias", "transpose", "silu", "q_dim", "k_dim", "v_dim", "A_log", "dt_bias",
+            "draft_token_num", "target_verify",
+        ),
+    ),
+    Seam(
+        f"{_LINEAR}.kernels.kda_triton",
+        "TritonKDAKernel.target_verify",
+        ("A_log", "dt_bias", "a", "b", "ssm_states"),
+        ("fused_sigmoid_gating_delta_rule_update", "use_qk_l2norm_in_kernel", "is_kda"),
+    ),
+    Seam("sglang.srt.configs.mamba_utils", "KimiLinearStateShape.create", (), ("conv", "temporal", "divide")),
+    Seam("sglang.srt.configs.mamba_utils", "BaseLinearStateParams.is_kda", ("self",)),
+    Seam(
+        "sglang.srt.layers.attention.mamba.mamba",
+        "MambaMixer2.forward",
+        ("hidden_states", "output", "layer_cache", "metadata", "mup_vector"),
+        (
+            "in_proj", "intermediate_size", "conv_dim", "num_heads", "n_groups", "ssm_state_size", "tp_size",
+            "head_dim", "groups_ssm_state_size", "conv1d", "activation", "A", "D", "dt_bias", "dt_softplus",
+            "is_target_verify", "selective_state_update", "norm", "out_proj", *_LINKS,
+        ),
+    ),
     Seam("sglang.srt.plugins.hook_registry", "HookRegistry.register", ("target", "hook", "hook_type")),
     Seam("sglang.srt.plugins.hook_registry", "HookRegistry.apply_hooks", (), ("_patched",)),
     Seam("sglang.srt.plugins.hook_registry", "HookType", (), ("AROUND",)),
@@ -91,8 +141,15 @@ READ = (
     Seam(_MEMORY, "HybridReqToTokenPool.get_speculative_mamba2_params_all_layers"),
     Seam(_HYBRID, "MambaAttnBackendBase._translate_mamba_indices"),
     Seam("sglang.srt.configs.hybrid_arch", "hybrid_gdn_config", ("model_config",)),
+    Seam("sglang.srt.configs.hybrid_arch", "kimi_linear_config", ("model_config",), ("KimiLinearConfig",)),
+    Seam(
+        "sglang.srt.configs.hybrid_arch",
+        "mamba2_config",
+        ("model_config",),
+        ("NemotronHConfig", "FalconH1Config", "GraniteMoeHybridConfig"),
+    ),
     Seam("sglang.srt.configs.hybrid_arch", "mambaish_config", ("model_config",)),
-)
+)  # fmt: skip
 
 Find = Callable[[str], "Path | None"]
 
@@ -129,6 +186,19 @@ def installed_version() -> str:
         return importlib.metadata.version("sglang")
     except importlib.metadata.PackageNotFoundError:
         raise SeamError("sglang is not installed beside bole") from None
+
+
+def mentions(seam: Seam, word: str, find: Find = installed) -> bool:
+    """Return whether the text of a seam that is there has a name in it: what tells versions apart.
+
+    Raises:
+        SeamError: the seam is not there.
+    """
+    path = find(seam.module)
+    node = None if path is None else _resolve(ast.parse(path.read_text(encoding="utf-8")), seam.name.split("."))
+    if node is None:
+        raise SeamError(f"{seam.target}: not there")
+    return word in _names(node)
 
 
 def missing(find: Find = installed, seams: Sequence[Seam] = (*CHANGED, *READ)) -> list[str]:
