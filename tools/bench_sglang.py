@@ -7,7 +7,8 @@ Runs in the Python that has SGLang; bole is taken from this checkout. Every run 
 process. What the model writes without speculation is recorded first (ar), and every draft is aimed at it: one random
 root-to-node path of each proposal tree gets the tokens that the target will choose, so that every engine accepts the
 same number of tokens a round along real tree paths (--accepted 4, or a range such as 2-8, drawn anew each round; 0
-leaves the drafts alone). The texts of every run are compared with the recorded ones.
+leaves the drafts alone). The texts of every run are compared with the recorded ones. A folder of train_hybrid.py
+--export has weights, an MTP head and prompts of its own: with --accepted 0 its own drafts are verified.
 
 Runs: ar; tree (SGLang's kernels); bole, bole-fast (the plug-in, lossless and fast); chain, chain-replay (SGLang's chain
 of as many drafts as --steps, without and with its ReplaySSM); bole-chain.
@@ -60,7 +61,7 @@ def build_parser() -> argparse.ArgumentParser:
     """Return the command line parser."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     add = parser.add_argument
-    add("--model", required=True, help="folder with a config.json; weights are drawn (load_format dummy)")
+    add("--model", required=True, help="folder with config.json; without safetensors there, weights are drawn")
     add("--runs", type=lambda t: t.split(","), default=["ar", "tree", "bole"], help=f"of {', '.join(RUNS)}")
     add("--nodes", type=ints, default=[16], help="draft tokens of a tree, the root included (16)")
     add("--steps", type=whole, default=5, help="drafting steps, so the depth of trees and chains (%(default)s)")
@@ -90,6 +91,9 @@ def child(asked: dict[str, Any]) -> None:
     started = time.perf_counter() - begun
     rng = random.Random(0)
     made = [[rng.randrange(10, asked["vocabulary"] - 10) for _ in range(asked["prompt"])] for _ in range(256)]
+    given = Path(asked["engine"]["model_path"]) / "prompts.json"
+    if given.exists():
+        made = [tokens[: asked["prompt"]] for tokens in json.loads(given.read_text())]
     recorded: dict[str, list[list[int]]] = {"prompts": [], "outputs": []}
     rows = []
 
@@ -102,7 +106,8 @@ def child(asked: dict[str, Any]) -> None:
 
     at = 0
     for batch in asked["batch"]:
-        prompts, at = made[at : at + batch], at + batch
+        # More than there are: from the beginning again.
+        prompts, at = [made[(at + n) % len(made)] for n in range(batch)], at + batch
         run(prompts, 8)
         run(prompts, 48)
         prefill = min(run(prompts, 1)[0] for _ in range(2))

@@ -28,6 +28,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
 from bench_args import check_outputs, whole
+from hybrid.export import export
 from hybrid.text import prompts_of, read_library
 from hybrid.train import build, losses, train
 from tabulate import tabulate
@@ -50,7 +51,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--seed", type=whole(0), default=0)
     add("--json", type=Path, help="file for all numbers")
-    add("--save", type=Path, help="file for the weights of model and head")
+    add("--export", type=Path, metavar="DIR", help="write a checkpoint that SGLang loads, for tools/bench_sglang.py")
     return parser
 
 
@@ -104,7 +105,7 @@ def main() -> int:
     args = parser.parse_args()
     if args.device == "cuda" and not torch.cuda.is_available():
         parser.error("no CUDA device is available; --device cpu --tiny --minutes 0.2 tries the tool")
-    check_outputs(parser, {"--json": args.json, "--save": args.save})
+    check_outputs(parser, {"--json": args.json})
     torch.manual_seed(args.seed)
     device = torch.device(args.device)
     text, held = read_library(200_000 if args.tiny else None)
@@ -125,10 +126,9 @@ def main() -> int:
         nats = [float(x) for x in losses(model, head, unseen, 2)]
     shown = ", ".join(f"{x:.3f}" for x in nats)
     print(f"held out, nats a byte: {shown} (the next byte, and by the head the two after it)", flush=True)
-    if args.save:
-        torch.save(
-            {"model": model.state_dict(), "head": head.state_dict(), "config": model.config.to_dict()}, args.save
-        )
+    if args.export:
+        export(model, head, prompts_of(held, 256, args.prompt), args.export)
+        print(f"wrote {args.export}", flush=True)
     results = {name: measure(model, way, prompts, args) for name, way in ways(head).items()}
     base = results["token by token"]
     rows, same = [], True

@@ -65,3 +65,28 @@ def test_arguments() -> None:
     done = subprocess.run([sys.executable, str(TOOLS / "train_hybrid.py")], capture_output=True, text=True)
     assert done.returncode == 2
     assert "--device cpu --tiny" in done.stderr
+
+
+def test_an_exported_model_is_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    transformers = pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
+    monkeypatch.syspath_prepend(str(TOOLS))
+    from hybrid.export import export
+    from hybrid.train import build
+    from safetensors.torch import load_file
+
+    torch.manual_seed(1)
+    model, head = build(True, torch.device("cpu"))
+    with torch.no_grad():
+        for part in (model, head):
+            for parameter in part.parameters():
+                parameter.copy_(parameter.bfloat16())
+    export(model.eval(), head.eval(), [[1, 2, 3]], tmp_path)
+    loaded = transformers.Qwen3_5ForConditionalGeneration.from_pretrained(tmp_path, dtype=torch.float32).eval()
+    ids = torch.randint(0, 250, (1, 9))
+    with torch.no_grad():
+        assert torch.equal(loaded(input_ids=ids).logits, model(input_ids=ids).logits)
+    saved = load_file(str(tmp_path / "model.safetensors"))
+    assert torch.equal(saved["mtp.fc.weight"].float(), head.project.weight)
+    assert torch.equal(saved["mtp.layers.0.self_attn.q_proj.weight"].float(), head.block.self_attn.q_proj.weight)
+    assert {"mtp.norm.weight", "mtp.pre_fc_norm_hidden.weight", "mtp.pre_fc_norm_embedding.weight"} <= saved.keys()
+    assert json.loads((tmp_path / "prompts.json").read_text()) == [[1, 2, 3]]

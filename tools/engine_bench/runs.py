@@ -71,8 +71,9 @@ def environment(run: Run, folder: Path) -> dict[str, str]:
 def engine_arguments(run: Run, nodes: int, args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of the engine."""
     most = max(args.batch)
+    trained = any(Path(args.model).glob("*.safetensors"))
     made: dict[str, Any] = {
-        "model_path": args.model, "load_format": "dummy", "skip_tokenizer_init": True, "dtype": args.dtype,
+        "model_path": args.model, "load_format": "auto" if trained else "dummy", "skip_tokenizer_init": True, "dtype": args.dtype,
         "attention_backend": "triton", "sampling_backend": "pytorch", "linear_attn_backend": "triton",
         "grammar_backend": "none", "page_size": 1, "disable_radix_cache": True, "enable_multimodal": False,
         # One more than is used: SGLang's Triton attention fails at the largest graph batch with topk > 1.

@@ -20,12 +20,12 @@ def build(tiny: bool, device: torch.device) -> tuple[Any, MtpHead]:
     """Return a Qwen3.5-like model over bytes, three Gated DeltaNet layers to one of attention, and a head."""
     from transformers import Qwen3_5ForCausalLM, Qwen3_5TextConfig
 
-    wide, layers = (64, 4) if tiny else (512, 8)
+    wide, layers, heads, size = (64, 4, 1, 64) if tiny else (512, 8, 4, 128)
     config = Qwen3_5TextConfig(
         vocab_size=256, hidden_size=wide, intermediate_size=3 * wide, num_hidden_layers=layers,
         layer_types=["linear_attention", "linear_attention", "linear_attention", "full_attention"] * (layers // 4),
-        num_attention_heads=wide // 64, num_key_value_heads=1, head_dim=64, linear_num_key_heads=wide // 64,
-        linear_num_value_heads=wide // 32, linear_key_head_dim=64, linear_value_head_dim=64,
+        num_attention_heads=wide // 64, num_key_value_heads=1, head_dim=64, linear_num_key_heads=heads,
+        linear_num_value_heads=2 * heads, linear_key_head_dim=size, linear_value_head_dim=size,
         linear_conv_kernel_dim=4, tie_word_embeddings=False, pad_token_id=None, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
     config._attn_implementation = "sdpa"
