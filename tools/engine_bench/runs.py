@@ -75,7 +75,8 @@ def engine_arguments(run: Run, nodes: int, args: argparse.Namespace) -> dict[str
     made: dict[str, Any] = {
         "model_path": args.model, "load_format": "auto" if trained else "dummy", "skip_tokenizer_init": True,
         "dtype": args.dtype, "attention_backend": "triton", "sampling_backend": "pytorch",
-        "linear_attn_backend": "triton", "grammar_backend": "none", "page_size": 1, "disable_radix_cache": True, "enable_multimodal": False,
+        "linear_attn_backend": "triton", "grammar_backend": "none", "page_size": 1,
+        "disable_radix_cache": True, "enable_multimodal": False,
         # One more than is used: SGLang's Triton attention fails at the largest graph batch with topk > 1.
         "max_running_requests": most + 1, "cuda_graph_bs_decode": sorted({*args.batch, most + 1}),
         "disable_prefill_cuda_graph": True, "context_length": 4096, "max_total_tokens": 100_000,
