@@ -17,22 +17,67 @@ from bole_runtime.state.copy_slots import copy_slots
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:bole")]
 
-LAYERS, SLOTS, NODES, HK, HV, D, W = 2, 9, 16, 2, 4, 128, 4
-GEOMETRY = LayerGeometry(key_heads=HK, value_heads=HV, dk=D, dv=D, gate_mode="raw", conv_width=W)
-CHANNELS = GEOMETRY.channels
+LAYERS, SLOTS, NODES, W = 2, 9, 16, 4
+
+
+class Family:
+    """Sizes, dtypes and layouts of a family, as an engine has them."""
+
+    def __init__(self, name: str) -> None:
+        key_heads, dv = {"gdn": (2, 128), "kda": (4, 128), "mamba2": (2, 64)}[name]
+        self.name, self.heads, self.dk = name, 4, 128
+        self.geometry = LayerGeometry(
+            key_heads=key_heads, value_heads=4, dk=128, dv=dv, recurrence=name, gate_mode="raw", conv_width=W
+        )  # fmt: skip
+        self.parts = (key_heads * 128, key_heads * 128, 4 * dv)
+        self.node_gates: dict[str, tuple[tuple[int, ...], torch.dtype]] = {
+            "gdn": {"a": ((4,), torch.bfloat16), "b": ((4,), torch.bfloat16)},
+            "kda": {"f": ((4, 128), torch.bfloat16), "b": ((4,), torch.float32)},
+            "mamba2": {"dt_raw": ((4,), torch.bfloat16)},
+        }[name]
+
+    def windows(self) -> torch.Tensor:
+        channels = self.geometry.channels
+        shape = (W - 1, channels) if self.name == "kda" else (channels, W - 1)
+        pool = torch.randn(LAYERS, SLOTS, *shape, dtype=torch.bfloat16, device="cuda")
+        return pool.transpose(2, 3) if self.name == "kda" else pool
+
+    def parameters(self) -> dict[str, torch.Tensor | float]:
+        def new(*shape: int, dtype: torch.dtype = torch.float32) -> torch.Tensor:
+            return torch.randn(shape, device="cuda").to(dtype)
+
+        rates = torch.rand(self.heads, device="cuda")
+        if self.name == "kda":
+            return {"A_log": rates, "dt_bias": new(self.heads, self.dk), "lower_bound": -5.0}
+        if self.name == "mamba2":
+            brief = torch.bfloat16
+            return {"A_log": rates, "dt_bias": new(self.heads, dtype=brief), "D": new(self.heads, dtype=brief)}
+        return {"A_log": rates, "dt_bias": new(self.heads)}
+
+    def split(self, x: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        order = (2, 1, 0) if self.name == "mamba2" else (0, 1, 2)  # x, B, C are v, k, q
+        parts = x.split([self.parts[n] for n in order], dim=-1)
+        q, k, v = (parts[n] for n in order)
+        one = self.geometry
+        return q.unflatten(-1, (-1, one.dk)), k.unflatten(-1, (-1, one.dk)), v.unflatten(-1, (-1, one.dv))
 
 
 class Graph:
     """What an engine captures for one batch size."""
 
-    def __init__(self, rounds: EngineRounds, rows: int, weights: list[dict[str, torch.Tensor]]) -> None:
-        def new(*shape: int) -> torch.Tensor:
-            return torch.zeros(rows, NODES, *shape, dtype=torch.bfloat16, device="cuda")
+    def __init__(self, family: Family, rounds: EngineRounds, rows: int, weights: list[dict[str, Any]]) -> None:
+        def new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
+            return torch.zeros(rows, NODES, *shape, dtype=dtype, device="cuda")
 
-        self.current = rounds.batch(rows)
+        self.family, self.current = family, rounds.batch(rows)
         self.slots = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
         self.parents = torch.full((rows, NODES), -2, dtype=torch.int32, device="cuda")
-        self.given = [{"x": new(CHANNELS), "a": new(HV), "b": new(HV), **weights[n]} for n in range(LAYERS)]
+        self.raw = [new((family.geometry.channels,), torch.bfloat16) for _ in range(LAYERS)]
+        self.weights = weights
+        self.gates = [
+            {**{name: new(*kind) for name, kind in family.node_gates.items()}, **weights[n]["parameters"]}
+            for n in range(LAYERS)
+        ]
         self.outs: list[torch.Tensor] = []
         self._forward()
         torch.cuda.synchronize()
@@ -43,28 +88,36 @@ class Graph:
     def _forward(self) -> None:
         self.current.set_parents(self.parents)
         self.outs, self.x = [], []
-        for n, given in enumerate(self.given):
-            x = self.current.conv(n, given["x"], given["weight"], None, self.slots, "silu")
-            q, k, v = (t.unflatten(-1, (-1, D)) for t in x.split((HK * D, HK * D, HV * D), dim=-1))
-            gates = {name: given[name] for name in ("a", "b", "A_log", "dt_bias")}
+        for n in range(LAYERS):
+            x = self.current.conv(n, self.raw[n], self.weights[n]["conv"], None, self.slots, "silu")
             self.x.append(x)
-            self.outs.append(self.current.verify(n, q, k, v, gates, self.slots))
+            self.outs.append(self.current.verify(n, *self.family.split(x), self.gates[n], self.slots))
+
+    def draw(self) -> None:
+        for raw, gates in zip(self.raw, self.gates, strict=True):
+            raw.normal_()
+            for name in self.family.node_gates:
+                gates[name].normal_()
 
 
-def test_graphs_of_batch_sizes_take_turns() -> None:
+@pytest.mark.parametrize("name", ["gdn", "kda", "mamba2"])
+def test_graphs_of_batch_sizes_take_turns(name: str) -> None:
     torch.manual_seed(3)
     rng = random.Random(3)
-    states = torch.randn(LAYERS, SLOTS, HV, D, D, device="cuda")
-    windows = torch.randn(LAYERS, SLOTS, CHANNELS, W - 1, dtype=torch.bfloat16, device="cuda")
-    rounds = EngineRounds(GEOMETRY, EnginePools(states, windows), nodes=NODES, max_depth=NODES - 1, batch=2)
-    weights: list[dict[str, torch.Tensor]] = [
+    family = Family(name)
+    states = torch.randn(LAYERS, SLOTS, *family.geometry.state_shape, device="cuda")
+    windows = family.windows()
+    rounds = EngineRounds(family.geometry, EnginePools(states, windows), nodes=NODES, max_depth=NODES - 1, batch=2)
+    weights: list[dict[str, Any]] = [
         {
-            "weight": torch.randn(CHANNELS, W, dtype=torch.bfloat16, device="cuda"),
-            "A_log": torch.rand(HV, device="cuda"), "dt_bias": torch.randn(HV, device="cuda"),
+            "conv": torch.randn(
+                family.geometry.channels, W, dtype=torch.float32 if name == "kda" else torch.bfloat16, device="cuda"
+            ),
+            "parameters": family.parameters(),
         }
         for _ in range(LAYERS)
-    ]  # fmt: skip
-    graphs = {rows: Graph(rounds, rows, weights) for rows in (4, 2, 1)}
+    ]
+    graphs = {rows: Graph(family, rounds, rows, weights) for rows in (4, 2, 1)}
     for turn in range(12):
         rows = (4, 2, 4, 1)[turn % 4]
         live = max(1, rows - turn % 3)
@@ -73,9 +126,7 @@ def test_graphs_of_batch_sizes_take_turns() -> None:
         graph.slots[:live] = torch.tensor(rng.sample(range(5), live))
         parents = [random_parents(rng, NODES, roots=0.0) for _ in range(rows)]
         graph.parents.copy_(torch.tensor(parents))
-        for given in graph.given:
-            for name in ("x", "a", "b"):
-                given[name].normal_()
+        graph.draw()
         graph.graph.replay()
         accepted = torch.tensor([rng.randrange(-1, NODES) for _ in range(live)], device="cuda")
         steps = torch.tensor([rng.randrange(-1, NODES) for _ in range(live)], device="cuda")
@@ -92,11 +143,12 @@ def _check(
 ) -> None:  # fmt: skip
     slots, tree = graph.slots, TreeBatch.from_parents(graph.parents.cpu())
     used = {int(s) for s in slots[:live]} | {int(t) for t, s in zip(targets, steps, strict=True) if s >= 0}
-    for n, given in enumerate(graph.given):
+    (windows,) = rounds.pools.windows
+    for n in range(LAYERS):
         arguments: dict[str, Any] = {"state": before[0][n], "slots": slots, "tree": tree}
-        q, k, v = (t.unflatten(-1, (-1, D)) for t in graph.x[n].split((HK * D, HK * D, HV * D), dim=-1))
-        gates = {name: given[name] for name in ("a", "b", "A_log", "dt_bias")}
-        want = verify_sequential(q, k, v, gates=gates, **arguments)
+        want = verify_sequential(
+            *graph.family.split(graph.x[n]), gates=graph.gates[n], recurrence=graph.family.name, **arguments
+        )
         assert_close("output", graph.outs[n][:live], want[:live], 2**-8)
         factors = graph.current.factors[n]
         for nodes, at in ((accepted, slots[:live]), (steps, targets)):
@@ -107,12 +159,11 @@ def _check(
                 if nodes[b] < 0:
                     continue
                 assert_close("state", rounds.pools.states[n, at[b]], state[b], 1e-6)
-                assert rounds.pools.conv is not None
                 path = [int(nodes[b])]
                 while (above := tree.parents[b, path[0]].item()) >= 0:
                     path.insert(0, int(above))
-                raw = torch.cat([before[1][n, slots[b]], given["x"][b, path].T], dim=1)
-                assert_same_bits("window", rounds.pools.conv[n, at[b]], raw[:, -(W - 1) :].contiguous())
+                raw = torch.cat([before[1][n, slots[b]], graph.raw[n][b, path].T], dim=1)
+                assert_same_bits("window", windows[n, at[b]].contiguous(), raw[:, -(W - 1) :].contiguous())
         for kept in set(range(SLOTS)) - used:
             assert_same_bits("another slot", rounds.pools.states[n, kept], before[0][n, kept])
 
