@@ -6,7 +6,7 @@ import html
 from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
-from bole_codegen.report import plots
+from bole_codegen.report import panels, plots
 from bole_codegen.report.importance import importances
 from bole_codegen.report.summary import HEADERS, earlier_line, row
 from bole_codegen.search.ledger import PHASES
@@ -25,7 +25,8 @@ table { border-collapse: collapse; font-variant-numeric: tabular-nums; }
 th, td { text-align: left; padding: 0.2rem 0.7rem 0.2rem 0; border-bottom: 1px solid #e6e6e6; vertical-align: top; }
 th, .n, .wide td:first-child { white-space: nowrap; } .n { text-align: right; }
 .wide { overflow-x: auto; margin-top: 0.8rem; } .note { color: #555; }
-svg { max-width: 100%; height: auto; }
+.facts td { overflow-wrap: anywhere; } .wide td:nth-child(7) { min-width: 24rem; }
+.panels { display: flex; flex-wrap: wrap; gap: 1rem; } .panels > svg { max-width: 100%; height: auto; }
 """
 
 #: How a bucket's name reads.
@@ -56,12 +57,17 @@ def _line(tag: str, values: Sequence[str], numeric: Collection[int]) -> str:
 
 def _table(headers: Sequence[str], rows: Sequence[Sequence[str]], numeric: Collection[int] = ()) -> str:
     body = "\n".join(_line("td", r, numeric) for r in rows)
-    return f'<div class="wide"><table>{_line("th", headers, numeric)}\n{body}\n</table></div>'
+    return _wide(f"<table>{_line('th', headers, numeric)}\n{body}\n</table>")
+
+
+def _wide(content: str) -> str:
+    """Let what is wider than the page scroll."""
+    return f'<div class="wide">{content}</div>'
 
 
 def _facts(facts: Mapping[str, str]) -> str:
     rows = [f"<th>{html.escape(k)}</th><td>{html.escape(v)}</td>" for k, v in facts.items() if v]
-    return "<table>" + "".join(f"<tr>{r}</tr>" for r in rows) + "</table>"
+    return '<table class="facts">' + "".join(f"<tr>{r}</tr>" for r in rows) + "</table>"
 
 
 def render_report(
@@ -94,16 +100,16 @@ def render_report(
             _table(HEADERS, [row(e) for e in entries], range(1, 6)),
             f"<p>{_gain(entries)}</p>",
             "<h2>Before and after</h2>",
-            plots.before_after(result.buckets),
+            _wide(plots.before_after(result.buckets)),
             "<h2>Roofline</h2>",
-            plots.roofline(result.buckets, record, bandwidth_gbs),
+            _wide(plots.roofline(result.buckets, record, bandwidth_gbs)),
         ]
-    history = plots.histories(result.searches)
+    history = panels.histories(result.searches)
     if history:
         parts += [
             "<h2>Search</h2>",
             '<p class="note">Each dot is a candidate that counts, in the order tried; the line is the best so far. '
-            f"At most {plots.MAX_HISTORIES} searched buckets are drawn.</p>",
+            f"At most {panels.MAX_HISTORIES} searched buckets are drawn.</p>",
             history,
         ]
     weights = importances(result.searches)
@@ -112,7 +118,7 @@ def render_report(
             "<h2>Parameters</h2>",
             '<p class="note">The part of the spread of (log) times that a parameter explains alone, mean over the '
             "searched buckets. Parameters that depend on each other share theirs.</p>",
-            plots.bars(weights),
+            panels.bars(weights),
         ]
     parts.append("<h2>Candidates</h2>")
     done = "compiled" if label == "predicted" else "compiled and checked"
