@@ -70,7 +70,7 @@ def forward(
         gates,
         slots,
     )
-    out = out.flatten(2).flatten(0, 1)
+    out = out.flatten(2).flatten(0, 1).to(hidden_states.dtype)  # a wider mup_vector widens what it multiplies
     if out.shape[0] < projected.shape[0]:  # tokens that only fill the batch up
         out = torch.nn.functional.pad(out, (0, 0, 0, projected.shape[0] - out.shape[0]))
     result, _ = mixer.out_proj(mixer.norm(out, gate))
