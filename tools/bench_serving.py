@@ -6,8 +6,8 @@
 Runs in the Python that has SGLang; each run is a server of its own. Conversations share a beginning (a system prompt),
 have several turns, each of which sends all that was said before, and arrive as a Poisson process: the same for every
 run. The prefix cache is on. Printed are time to the first token (TTFT) and time a token after it (TPOT), mean, p50 and
-p99, tokens a second, and the part of prompt tokens that the prefix cache had. Texts are compared with those of the first
-run: greedy decoding writes the same whoever verifies, but for ties of bf16 logits.
+p99, tokens a second, and the part of prompt tokens that the prefix cache had. Texts are compared with those of the
+first run: greedy decoding writes the same whoever verifies, but for ties of bf16 logits.
 
 DIR is a folder with config.json; train_hybrid.py --export makes one with weights and an MTP head.
 
