@@ -124,8 +124,33 @@ def _templates_changed(path: Path) -> bool:
     return f"# template hash: {template_hash()}\n" not in path.read_text()[:2000] and template_hash() != ""
 
 
+@dataclass(frozen=True)
+class _Found:
+    """A kernel before it is imported.
+
+    Attributes:
+        name: of the function.
+        plan: launch options and arguments.
+        path: its file, where the package ships it.
+        source: what was rendered, elsewhere.
+    """
+
+    name: str
+    plan: KernelPlan
+    path: Path | None = None
+    source: str = ""
+
+    def load(self) -> LoadedKernel:
+        function = import_kernel(self.name, self.source) if self.path is None else _import(self.name, self.path)
+        return LoadedKernel(self.name, function, self.plan)
+
+
 @functools.lru_cache(maxsize=4096)
 def _load(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tuple[LoadedKernel, ...]:
+    return tuple(found.load() for found in _find(problem, config, names))
+
+
+def _find(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tuple[_Found, ...]:
     plans = get_variant(problem.op, config.variant).plans(problem, config)
     shipped = _shipped()
     # Names of kernels tell everything but the normalisation and the types of the gates, which tables take as usual.
@@ -155,11 +180,11 @@ def _load(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tu
     made = render(problem, config)
     if fits and [r.name for r in made] == list(names):
         return _take(shipped, names, plans)
-    return tuple(LoadedKernel(r.name, import_kernel(r.name, r.source), r.plan) for r in made)
+    return tuple(_Found(r.name, r.plan, source=r.source) for r in made)
 
 
-def _take(shipped: dict[str, Path], names: tuple[str, ...], plans: tuple[KernelPlan, ...]) -> tuple[LoadedKernel, ...]:
-    return tuple(LoadedKernel(n, _import(n, shipped[n]), plan) for n, plan in zip(names, plans, strict=True))
+def _take(shipped: dict[str, Path], names: tuple[str, ...], plans: tuple[KernelPlan, ...]) -> tuple[_Found, ...]:
+    return tuple(_Found(n, plan, shipped[n]) for n, plan in zip(names, plans, strict=True))
 
 
 def load(problem: Specialisation, config: Config, names: tuple[str, ...] = ()) -> tuple[LoadedKernel, ...]:
@@ -175,3 +200,20 @@ def load(problem: Specialisation, config: Config, names: tuple[str, ...] = ()) -
     """
     # One load serves every bucket that does not shape the text.
     return _load(problem.for_text(), config, names)
+
+
+def names_of(problem: Specialisation, config: Config, names: tuple[str, ...] = ()) -> tuple[str, ...]:
+    """Return the names of the kernels that :func:`load` would return, without loading any.
+
+    The name of a kernel ends in the first digits of the hash of its text, see
+    :func:`~bole_runtime.kernels.text.kernel_hash`.
+
+    Args:
+        problem: what the kernels are specialised for.
+        config: a valid configuration.
+        names: kernels a table entry names.
+
+    Raises:
+        RuntimeError: as :func:`load`.
+    """
+    return tuple(found.name for found in _find(problem.for_text(), config, names))

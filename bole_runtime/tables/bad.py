@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import re
 import stat
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -181,7 +181,31 @@ def place_of(problem: Specialisation, config: Config) -> tuple[object, ...]:
     return (*class_of(problem), config.variant, tuple(sorted(config.as_dict().items())))
 
 
-def find_bad(entries: Iterable[AnyBad], problem: Specialisation, config: Config) -> AnyBad | None:
-    """Return the entry of a configuration, None when it is not known to be bad."""
+def find_bad(
+    entries: Iterable[AnyBad], problem: Specialisation, config: Config, names: Callable[[], Sequence[str] | None]
+) -> AnyBad | None:
+    """Return the entry of a configuration, None when it is not known to be bad.
+
+    Args:
+        entries: of lists.
+        problem: what it is to serve.
+        config: the configuration.
+        names: gives the names of the kernels that it would run, which say their text; None when nobody can tell, and
+            an entry for any text counts then. Asked only when there is an entry, since they may have to be rendered.
+    """
     wanted = place_of(problem, config)
-    return next((e for e in entries if e.place() == wanted), None)
+    here = [e for e in entries if e.place() == wanted]
+    if not here:
+        return None
+    found = names()
+    return next((e for e in here if found is None or _is_text_of(e, found)), None)
+
+
+def _is_text_of(entry: AnyBad, names: Sequence[str]) -> bool:
+    """Return whether kernels of these names are those that failed: a name ends in the first digits of a hash."""
+    if not entry.kernels:  # Nothing is said of their text.
+        return True
+    ends = [name.rpartition("_")[2] for name in names]
+    return len(ends) == len(entry.kernels) and all(
+        e and h.startswith(e) for h, e in zip(entry.kernels, ends, strict=True)
+    )

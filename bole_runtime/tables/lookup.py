@@ -13,8 +13,8 @@ before another, the work bucket to the nearest upward, or the largest one below 
 bucket to the nearest upward. Of a convolution, operation, width, element types and whether every node has weights of
 its own must be equal; after nodes and pending come an equal length of the state, bias and SiLU, the nearest number of
 channels and the work bucket (``kinds.py``). An entry that cannot run here is passed over, so that the choice is only
-ever about speed. So is one whose kernels failed on such a GPU before (``bad.py``); the analytic default respects that
-list too.
+ever about speed. So is one whose kernels failed on such a GPU before (``bad.py``), unless their text has changed
+since; the analytic default respects that list too.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ from typing import TYPE_CHECKING
 
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits, Variant
-from bole_runtime.tables.bad_lists import BadLists
+from bole_runtime.tables.bad_lists import BadLists, KernelNames
 from bole_runtime.tables.checks import CheckStore, minor
 from bole_runtime.tables.command import gap_line
 from bole_runtime.tables.kinds import kind_of, tune_command
@@ -39,6 +39,7 @@ from bole_runtime.tables.sources import (
     explain_gpu,
     gpu_keys,
     installed_triton,
+    kernel_names,
     own_root,
     own_root_fault,
     tuned_roots,
@@ -83,6 +84,7 @@ class Dispatcher:
         default: the analytic default.
         triton: version of the Triton installed.
         checks: record of entries checked here.
+        kernels: names of the kernels that a choice would run: a list of bad kernels is of their text.
     """
 
     def __init__(
@@ -95,6 +97,7 @@ class Dispatcher:
         default: Callable[[Specialisation, GpuLimits], Config] = analytic_default,
         triton: str | None = None,
         checks: CheckStore | None = None,
+        kernels: KernelNames = kernel_names,
     ) -> None:
         self._from_environment = roots is None
         if roots is None:
@@ -108,7 +111,7 @@ class Dispatcher:
         self._memo: dict[tuple[Specialisation, str], Resolution] = {}
         self._warned: set[str] = set()
         self._tables = Tables(roots, user_roots or 0, variants, self._warn)
-        self._bad = BadLists(roots, self._triton, self._warn)
+        self._bad = BadLists(roots, self._triton, self._warn, kernels)
 
     def resolve(self, problem: Specialisation, device_name: str, limits: GpuLimits) -> Resolution:
         """Return the configuration for ``problem`` on a device.
@@ -218,7 +221,8 @@ class Dispatcher:
         if reason is not None:
             return "unrunnable", f"cannot run here ({reason})"
         gpu = self._gpus(device_name)
-        bad = self._bad.find(problem, entry.config, gpu[0] if gpu else "")
+        names = tuple(k.name for k in entry.entry.kernels)
+        bad = self._bad.find(problem, entry.config, gpu[0] if gpu else "", names)
         if bad is not None:
             return "bad", f"is on the list of kernels that failed here ({bad})"
         if not self.is_trusted(entry, device_name):

@@ -59,6 +59,25 @@ def gpu_keys(device_name: str) -> tuple[str, tuple[str, ...]] | None:
     return None if record is None else (record.key, record.tables_from)
 
 
+def kernel_names(problem: Specialisation, config: Config, names: tuple[str, ...]) -> tuple[str, ...] | None:
+    """Return the names of the kernels that a choice would load, None where none can be made.
+
+    Args:
+        problem: of the call; what a table key does not say of it is taken as usual.
+        config: the choice.
+        names: of the kernels that its entry names.
+    """
+    from bole_runtime.kernels.loader import names_of
+    from bole_runtime.kernels.problem import Problem
+
+    if isinstance(problem, Problem):
+        problem = problem.replace(qk_l2norm=None, gate_dtypes=())
+    try:
+        return names_of(problem, config, names)
+    except Exception:  # Of the templates, or no templates: what is wrong with it is said when it is loaded.
+        return None
+
+
 def explain_gpu(device_name: str) -> str:
     """Return what to tell people about a GPU that is not known."""
     from bole_runtime import gpus

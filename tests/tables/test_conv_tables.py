@@ -205,16 +205,19 @@ def test_a_prediction_and_another_triton_wait_for_a_check(tmp_path: Path) -> Non
 
 
 def test_a_known_bad_kernel_is_chosen_for_no_number_of_channels_or_nodes(tmp_path: Path) -> None:
+    from bole_codegen.render import render
+
     write(tmp_path, entry())
     bad = KnownBad((tmp_path,), "h200", "3.6.0")
-    bad.add(P.replace(nodes=64, work=1), config(), ["0123456789abcdef"], Failed("wrong", "x"))
+    texts = [k.text_hash for k in render(P, config())]
+    bad.add(P.replace(nodes=64, work=1), config(), texts, Failed("wrong", "x"))
     # One of a recurrence in the same list.
     bad.add(fakes.PROBLEM, Config("fused", (("BV", 16),)), ["0123456789abcdef"], Failed("hang", "y"))
     path = bad.save()
     assert path is not None
     again = KnownBad((tmp_path,), "h200", "3.6.0")
-    assert again.find(P, config(), ["0123456789abcdef"]) is not None
-    assert again.find(P.replace(bias=True), config(), ["0123456789abcdef"]) is None
+    assert again.find(P, config(), texts) is not None
+    assert again.find(P.replace(bias=True), config(), texts) is None
     assert again.find(fakes.PROBLEM, Config("fused", (("BV", 16),)), ["0123456789abcdef"]) is not None
     found, told = resolve(make(tmp_path))
     assert found.source == "default"

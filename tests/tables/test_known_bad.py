@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import warnings
 from pathlib import Path
 from typing import Any
 
@@ -138,6 +139,92 @@ def test_dispatch_passes_over_a_listed_entry(tmp_path: Path) -> None:
     assert found.unchecked(P, "NVIDIA H200", fakes.LIMITS) == ()
     # Another Triton or another GPU has a list of its own.
     assert dispatcher(tmp_path, triton="3.6.0").resolve(P, "NVIDIA H200", fakes.LIMITS).config["BV"] == 64
+
+
+def _kernels(*hashes: str) -> Any:
+    """Return what tells a dispatcher the names of kernels of these texts, and what it was asked."""
+    asked: list[tuple[str, ...]] = []
+
+    def names(problem: Any, config: Config, named: tuple[str, ...]) -> tuple[str, ...]:
+        asked.append(named)
+        return tuple(f"gdn_verify_{h[:8]}" for h in hashes)
+
+    return {"kernels": names}, asked
+
+
+@pytest.mark.filterwarnings("ignore::bole_runtime.tables.lookup.TableWarning")
+def test_an_entry_of_another_text_blocks_neither_an_entry_nor_the_default(tmp_path: Path) -> None:
+    fakes.write(tmp_path, fakes.entry(P), fakes.entry(P.replace(work=64), {"BV": 128, "STAGES": 1, "MODE": "rhs"}))
+    listed(tmp_path, config(64), fakes._default(P, fakes.LIMITS))
+    same, asked = _kernels(*TEXTS)
+    assert dispatcher(tmp_path, **same).resolve(P, "NVIDIA H200", fakes.LIMITS).config["BV"] == 128
+    # The kernels that the entry names, which the package may ship; and only where there is something to compare.
+    assert asked == [("x",)]
+    for texts in (("f" * 16,), (*TEXTS, *TEXTS), ()):
+        other, _ = _kernels(*texts)
+        found = dispatcher(tmp_path, **other)
+        assert found.resolve(P, "NVIDIA H200", fakes.LIMITS).config["BV"] == 64
+    bare = tmp_path / "bare"
+    listed(bare, fakes._default(P, fakes.LIMITS))
+    (quiet, _), (loud, _) = _kernels("f" * 16), _kernels(*TEXTS)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        dispatcher(bare, **quiet).resolve(P, "NVIDIA H200", fakes.LIMITS)
+        assert not [w for w in caught if "known to fail" in str(w.message)]
+        dispatcher(bare, **loud).resolve(P, "NVIDIA H200", fakes.LIMITS)
+        assert [w for w in caught if "known to fail" in str(w.message)]
+
+
+@pytest.mark.filterwarnings("ignore::bole_runtime.tables.lookup.TableWarning")
+def test_an_old_text_in_one_folder_hides_no_entry_of_the_new_one_from_dispatch(tmp_path: Path) -> None:
+    own, shipped = tmp_path / "own", tmp_path / "shipped"
+    fakes.write(own, fakes.entry(P))
+    listed(own, config(64))
+    later = KnownBad([shipped], "h200", "3.6.1")
+    later.add(P, config(64), ("f" * 16,), Failed("hang", "x"))
+    later.save()
+    for texts in (TEXTS, ("f" * 16,)):
+        options, _ = _kernels(*texts)
+        found = Dispatcher(
+            (own, shipped), user_roots=1, variants=fakes.variants, gpus=fakes.gpus, default=fakes._default,
+            triton="3.6.1", checks=CheckStore(tmp_path / "cache"), **options,
+        )  # fmt: skip
+        assert found.resolve(P, "NVIDIA H200", fakes.LIMITS).source == "default"
+
+
+@pytest.mark.filterwarnings("ignore::bole_runtime.tables.lookup.TableWarning")
+def test_where_nobody_can_tell_the_text_a_list_is_obeyed(tmp_path: Path) -> None:
+    fakes.write(tmp_path, fakes.entry(P))
+    listed(tmp_path, config(64))
+    unknown = {"kernels": lambda problem, config, named: None}
+    assert dispatcher(tmp_path, **unknown).resolve(P, "NVIDIA H200", fakes.LIMITS).source == "default"
+    # So is an entry that says nothing of texts.
+    path = bad_path(tmp_path, "h200", "3.6.1")
+    fakes.edit(path, lambda data: data["entries"][0].update(kernels=[]))
+    other, _ = _kernels("f" * 16)
+    assert dispatcher(tmp_path, **other).resolve(P, "NVIDIA H200", fakes.LIMITS).source == "default"
+
+
+# What a key does not say of a call shapes its text too: it is the usual text that is compared.
+@pytest.mark.parametrize("changes", [{}, {"work": 4096}, {"gate_dtypes": ("fp32", "bf16")}, {"qk_l2norm": False}])
+def test_texts_of_real_kernels_are_compared(tmp_path: Path, changes: dict[str, Any]) -> None:
+    from bole_codegen.render import render
+    from bole_runtime import gpus
+    from bole_runtime.kernels.default import default_config
+
+    limits = gpus.get("h200").limits()
+    problem = P.replace(op="commit", gate_mode="ready")
+    chosen = default_config(problem.replace(**changes), limits)
+    texts = tuple(k.text_hash for k in render(problem, chosen))
+    for place, hashes in (("now", texts), ("before", tuple("0" * 16 for _ in texts))):
+        known = KnownBad([tmp_path / place], "h200", "3.6.1")
+        known.add(problem, chosen, hashes, Failed("wrong", "off"))
+        known.save()
+        tables = Dispatcher((tmp_path / place,), triton="3.6.1", checks=CheckStore(tmp_path / "cache"))
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            tables.resolve(problem.replace(**changes), "NVIDIA H200", limits)
+        assert any("known to fail on h200" in str(w.message) for w in caught) == (place == "now")
 
 
 def test_the_default_gives_way_to_another_variant(tmp_path: Path) -> None:
