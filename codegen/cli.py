@@ -11,123 +11,37 @@ import sys
 import time
 import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import replace
 
 from optuna.exceptions import ExperimentalWarning
 
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
+from bole_codegen.closing import finish
 from bole_codegen.measure.watch import Watch
 from bole_codegen.pipes import GONE, flush_output
-from bole_codegen.places import check_places, check_report
+from bole_codegen.places import Files, check_report, files_of
 from bole_codegen.render import render
-from bole_codegen.report import (
-    as_json,
-    earlier_line,
-    failures_line,
-    make_progress,
-    missing_lines,
-    offline_line,
-    results_table,
-    write_report,
-)
+from bole_codegen.report import make_progress
 from bole_codegen.say import say
 from bole_codegen.search.deadline import WRITE_UP
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
-from bole_codegen.search.ledger import describe
 from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.pool import WorkerStartError
 from bole_codegen.search.quality import closeness_json, compare
-from bole_codegen.search.results import PASSING_KINDS, CandidateError
+from bole_codegen.search.results import CandidateError
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
 from bole_codegen.tables.writer import LockTimeout
-from bole_runtime import gpus
-from bole_runtime.gpus import GpuRecord, UnknownGpuError
+from bole_codegen.which_gpu import gpu_of
+from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.variants import get_variant
 from bole_runtime.tables.checks import cache_dir
 from bole_runtime.tables.load import TableError
 
 INTERRUPTED = 130
-
-
-@dataclass(frozen=True)
-class _Files:
-    storage: str
-    log: str
-    report: Path | None
-
-
-def _present(index: int) -> str | None:
-    """Return the name of a CUDA device, None when there is none."""
-    import torch
-
-    if not torch.cuda.is_available():
-        return None
-    count = torch.cuda.device_count()
-    if not 0 <= index < count:
-        has = "device 0 alone" if count == 1 else f"devices 0 to {count - 1}"
-        raise UsageError(f"--devices {index}: this machine has {has}")
-    return torch.cuda.get_device_name(index)
-
-
-def _gpu_of(args: argparse.Namespace) -> GpuRecord:
-    """Return the GPU to tune for, making sure that it is the one present unless offline.
-
-    Raises:
-        UsageError: it is not.
-    """
-    if len(set(args.devices)) != len(args.devices):
-        raise UsageError(f"--devices names a device twice: {','.join(map(str, args.devices))}")
-    try:
-        named = gpus.get(args.gpu) if args.gpu else None
-    except UnknownGpuError as error:
-        raise UsageError(str(error)) from error
-    if named is not None and not named.supported:
-        raise UsageError(f"{named.title} is not supported: {named.reason}")
-    without = [f"--{a}" for a in ("offline", "show", "explain", "reproduce") if getattr(args, a)]
-    if without:
-        if named is None:
-            raise UsageError(f"{without[0]} needs --gpu, the GPU to work for")
-        return named
-    name = _present(args.devices[0])
-    offline = f"add --offline to compile for {named.title if named else 'a named GPU'} without one"
-    if args.verify:
-        # Its entries have to run: nothing offline stands in for that.
-        offline = "--verify runs every entry on the GPU of its table; without one, --show and --stale read tables"
-    if name is None:
-        raise UsageError(f"this machine has no CUDA GPU; {offline}")
-    for index in args.devices[1:]:
-        other = _present(index)
-        if other != name:
-            raise UsageError(
-                f"--devices: device {index} is {other!r}, device {args.devices[0]} is {name!r}; one table is of one GPU"
-            )
-    found = gpus.identify(name)
-    if found is None:
-        raise UsageError(f"{gpus.explain_device_name(name)}; {offline}")
-    if named is not None and named.key != found.key:
-        raise UsageError(
-            f"this machine has {found.title} ({name!r}), not {named.title}; run with --gpu {found.key}"
-            f"{'; ' if args.verify else ', or '}{offline}"
-        )
-    if not found.supported:
-        raise UsageError(f"{found.title} is not supported: {found.reason}")
-    return found
-
-
-def _files(args: argparse.Namespace, record: GpuRecord) -> _Files:
-    folder = cache_dir() / "search"
-    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-    log = folder / f"{record.key}-workers.log"
-    log.unlink(missing_ok=True)
-    report = None if args.no_report else args.report or args.out / record.key / "report.html"
-    storage = args.storage or str(folder / f"{record.key}.journal")
-    check_places(args.out / record.key, storage, report)
-    return _Files(storage, str(log), report)
 
 
 def _evaluator(
@@ -139,7 +53,7 @@ def _evaluator(
     return MeasuredEvaluator(record, render, args.devices, args.seed, args.workers, log=log, locks=locks, watch=watch)
 
 
-def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: float) -> Session:
+def _session(args: argparse.Namespace, record: GpuRecord, files: Files, begun: float) -> Session:
     targets = targets_of(args)
     if args.exhaustive and len(targets) != 1:
         raise UsageError(f"--exhaustive tries everything in one bucket, these options name {len(targets)}")
@@ -169,76 +83,6 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: _Files, begun: 
     )
 
 
-def _report(
-    args: argparse.Namespace, session: Session, result: RunResult, path: Path, command: str, paths: list[str]
-) -> None:
-    capability = ".".join(map(str, session.gpu.compute_capability))
-    facts = {
-        "GPU": f"{session.gpu.device_name} (compute capability {capability})",
-        "driver, CUDA": " ".join(x for x in (session.gpu.driver, session.gpu.cuda) if x),
-        "Triton, torch, ptxas": ", ".join((session.gpu.triton, session.gpu.torch, session.gpu.ptxas)),
-        **session.watch.facts(),
-        "command": command,
-        "tables": ", ".join(paths),
-    }
-    bandwidth = session.evaluator.bandwidth_gbs or result.bandwidth_gbs
-    write_report(path, result, session.record, session.evaluator.label, facts, bandwidth)
-
-
-def _summary(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, paths: list[str]) -> None:
-    """Print the table, and say what is missing."""
-    label = session.evaluator.label
-    if args.json:
-        print(as_json(result, session.record.key, label, paths))
-    elif result.entries:
-        print(results_table(result.entries))
-        print()
-    for line in missing_lines(result, len(session.targets)):
-        say(line)
-    say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
-    if result.resumed:
-        say(earlier_line(result))
-    if result.spent:
-        say(f"where the time went: {describe(result.spent)}")
-    if label == "predicted" and result.entries:
-        say(offline_line(result.entries))
-    if result.failures and os.path.isfile(files.log) and os.path.getsize(files.log):
-        say(f"what their processes printed: {files.log}")
-    if any(result.failures.get(kind) for kind in PASSING_KINDS):
-        say("some candidates had no turn on the device, which others used; the same command tries them again")
-    if session.kept:
-        say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
-    if result.out_of_time:
-        say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
-    for path in paths:
-        say(f"table ({label}): {path}")
-
-
-def _finish(args: argparse.Namespace, session: Session, result: RunResult, files: _Files, command: str) -> bool:
-    """Print what was found, write the report; return whether it could be written.
-
-    Raises:
-        BrokenPipeError: nobody reads what is printed. The report, a file, is written first.
-    """
-    paths = [str(p) for p in session.paths]
-    gone: BrokenPipeError | None = None
-    try:
-        _summary(args, session, result, files, paths)
-    except BrokenPipeError as error:
-        gone = error
-    if files.report is not None and result.buckets:
-        # What a search found is printed by now, whatever happens to the disk.
-        try:
-            _report(args, session, result, files.report, command, paths)
-        except OSError as error:
-            say(f"bole-tune: cannot write the report: {error}")
-            return False
-        say(f"report: {files.report}")
-    if gone is not None:
-        raise gone
-    return True
-
-
 def _age() -> float:
     """Return for how many seconds this process has been there: imports count in a time budget too."""
     try:
@@ -260,7 +104,7 @@ def _act(args: argparse.Namespace, action: str) -> int:
             return actions.diff(args)
         if action == "stale":
             return actions.stale(args)
-        record = _gpu_of(args)
+        record = gpu_of(args)
         if action == "explain":
             return actions.explain_key(args, record)
         if action == "reproduce":
@@ -271,10 +115,10 @@ def _act(args: argparse.Namespace, action: str) -> int:
         return actions.show(args, record)
     if args.offline:
         raise UsageError("--verify runs every entry: it needs the GPU")
-    return actions.verify(args, record, lambda watch: _evaluator(args, record, _files(args, record).log, watch))
+    return actions.verify(args, record, lambda watch: _evaluator(args, record, files_of(args, record).log, watch))
 
 
-def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: _Files) -> None:
+def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: Files) -> None:
     """Try everything in the one bucket that was searched."""
     assert session.driver is not None
     evaluator = _evaluator(args, session.record, files.log)
@@ -294,8 +138,8 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     action = actions.chosen(args)
     if action is not None:
         return _act(args, action)
-    record = _gpu_of(args)
-    files = _files(args, record)
+    record = gpu_of(args)
+    files = files_of(args, record)
     session = _session(args, record, files, begun)
     previous = signal.signal(signal.SIGTERM, _interrupt)
     interrupted = False
@@ -308,7 +152,7 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
         session.evaluator.close()
         signal.signal(signal.SIGTERM, previous)
     session.watch.end()
-    written = _finish(args, session, result, files, command)
+    written = finish(args, session, result, files, command)
     if interrupted:
         where = "a database" if "://" in files.storage else files.storage
         say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")

@@ -1,12 +1,51 @@
-"""Where a search writes: refused before it begins where it could not, or would put one file in the place of another."""
+"""Where a search writes, refused before it begins where it could not, or would put one file in the place of another."""
 
 from __future__ import annotations
 
+import argparse
 import os
+from dataclasses import dataclass
 from pathlib import Path
 
 from bole_codegen.arguments import UsageError
 from bole_codegen.report.html import is_report
+from bole_runtime.gpus import GpuRecord
+from bole_runtime.tables.checks import cache_dir
+
+
+@dataclass(frozen=True)
+class Files:
+    """Where a run writes beside its tables.
+
+    Attributes:
+        storage: a journal file or a database URL.
+        log: what workers print.
+        report: the report, or None.
+    """
+
+    storage: str
+    log: str
+    report: Path | None
+
+
+def files_of(args: argparse.Namespace, record: GpuRecord) -> Files:
+    """Return where a run writes, with an empty log.
+
+    Args:
+        args: of the command line.
+        record: the GPU.
+
+    Raises:
+        UsageError: two would share a place.
+    """
+    folder = cache_dir() / "search"
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+    log = folder / f"{record.key}-workers.log"
+    log.unlink(missing_ok=True)
+    report = None if args.no_report else args.report or args.out / record.key / "report.html"
+    storage = args.storage or str(folder / f"{record.key}.journal")
+    check_places(args.out / record.key, storage, report)
+    return Files(storage, str(log), report)
 
 
 def check_report(path: Path, option: str) -> None:

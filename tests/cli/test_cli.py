@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 import table_fakes as fakes
 
-from bole_codegen import cli
+from bole_codegen import cli, which_gpu
 from bole_codegen.arguments import OFFLINE_BUDGET, UsageError, make_parser, options_of, targets_of
 from bole_codegen.report.html import is_report
 from bole_runtime.kernels.variants import all_variants
@@ -31,7 +31,7 @@ def own_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def present(monkeypatch: pytest.MonkeyPatch, name: str | None) -> None:
-    monkeypatch.setattr(cli, "_present", lambda index: name)
+    monkeypatch.setattr(which_gpu, "present", lambda index: name)
 
 
 @pytest.mark.parametrize(

@@ -20,9 +20,9 @@ MAIN = "import sys; from bole_codegen import cli; sys.exit(cli.main(sys.argv[1:]
 #: --verify with an evaluator that needs no GPU.
 VERIFY = f"""
 from types import SimpleNamespace
-from bole_codegen import actions, cli
+from bole_codegen import actions, cli, which_gpu
 from bole_codegen.tables.verify import Verdict
-cli._present = lambda index: "NVIDIA H200"
+which_gpu.present = lambda index: "NVIDIA H200"
 cli._evaluator = lambda *a: SimpleNamespace(close=lambda: print("closed", file=open("closed", "w")))
 def verify(entries, evaluator, default, limits, tell):
     for entry in entries:

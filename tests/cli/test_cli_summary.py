@@ -15,7 +15,8 @@ import pytest
 import search_fakes
 import table_fakes as fakes
 
-from bole_codegen import cli
+from bole_codegen import cli, closing
+from bole_codegen.places import Files
 from bole_codegen.search.driver import OUT_OF_TIME
 from bole_codegen.search.finish import BucketResult
 from bole_codegen.search.outcome import RunResult
@@ -27,8 +28,8 @@ def finish(tmp_path: Path, buckets: list[BucketResult], targets: Any, report: Pa
     session: Any = SimpleNamespace(
         evaluator=SimpleNamespace(label="measured"), paths=[tmp_path / "t.json"], targets=targets, kept=[]
     )
-    files = cli._Files(storage="", log=str(tmp_path / "log"), report=report)
-    return cli._finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
+    files = Files(storage="", log=str(tmp_path / "log"), report=report)
+    return closing.finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
 
 
 def test_the_table_comes_before_what_is_said_of_it_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -50,7 +51,7 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(
     def full(*args: object) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(cli, "_report", full)
+    monkeypatch.setattr(closing, "_report", full)
     (target,) = search_fakes.targets((1,))
     assert not finish(tmp_path, [BucketResult(target, fakes.entry())], [target], tmp_path / "report.html")
     captured = capsys.readouterr()

@@ -12,7 +12,7 @@ import pytest
 import search_fakes
 import table_fakes as fakes
 
-from bole_codegen import cli
+from bole_codegen import cli, which_gpu
 from bole_codegen.search.results import Timed
 from bole_runtime import gpus
 from bole_runtime.kernels.variants import all_variants
@@ -25,7 +25,7 @@ TRAIN, SERVE = 1 << 30, 1 << 29
 def machine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[gpu_fakes.Machine]:
     machine = gpu_fakes.Machine()
     gpu_fakes.plug(machine, monkeypatch)
-    monkeypatch.setattr(cli, "_present", lambda index: "NVIDIA H200")
+    monkeypatch.setattr(which_gpu, "present", lambda index: "NVIDIA H200")
     monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path / "cache"))
     yield machine
     gpu_fakes.unplug()
