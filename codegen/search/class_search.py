@@ -1,15 +1,16 @@
-"""The state of the search for one class of buckets: what was tried, what it gave, what to try next."""
+"""The state of the search for one class of buckets: what was tried, what to try next, what is kept of it."""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from bole_codegen.search.class_results import ClassResults
 from bole_codegen.search.duplicates import Duplicates
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.first import first_candidates
 from bole_codegen.search.kept import Kept
-from bole_codegen.search.results import BAD_KINDS, PASSING_KINDS, Failed, Measurement, Screened, Screening, Timed
+from bole_codegen.search.results import BAD_KINDS, Failed, Measurement, Screened, Screening, Timed
 from bole_codegen.search.sampler import Sampler
 from bole_codegen.search.space import SpaceView, view_all
 from bole_codegen.search.store import Record
@@ -17,41 +18,30 @@ from bole_codegen.search.targets import Target, anchors
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, Variant
 
-#: A candidate that is so many times slower than the best in the buckets where it was timed is not timed in the others.
-HOPELESS = 2.5
 
-
-@dataclass
-class ClassSearch:
-    """One class.
+@dataclass(kw_only=True)
+class ClassSearch(ClassResults):
+    """The search of one class.
 
     Attributes:
         env: of the run.
         problem: representative of the class.
         members: its buckets, in order of work.
-        searched: those among them that candidates are searched for.
         trials: candidates to try.
-        screened: what compiling and checking a candidate gave.
-        times: quick times, by searched bucket or neighbour.
-        defaults: analytic default of each bucket.
         duplicates: candidates that rendered to kernels already tried.
         resumed: evaluations taken over from earlier runs.
-        history: every evaluation in the order made, with the key of its bucket.
         kept: evaluations of an interrupted search, which answer the same questions of this one.
+
+    What candidates gave is in the attributes of :class:`ClassResults`.
     """
 
     env: Environment
     problem: Specialisation
     members: tuple[Target, ...]
-    searched: tuple[Target, ...]
     trials: int
     views: tuple[SpaceView, ...] = ()
-    screened: dict[Config, Screening] = field(default_factory=dict)
-    times: dict[Target, dict[Config, Measurement]] = field(default_factory=dict)
-    defaults: dict[Target, Config] = field(default_factory=dict)
     duplicates: int = 0
     resumed: int = 0
-    history: list[tuple[str, Config, Measurement]] = field(default_factory=list)
     kept: Kept = field(init=False)
     _variants: dict[str, Variant] = field(default_factory=dict)
     _seen: set[Config] = field(default_factory=set)
@@ -85,7 +75,9 @@ class ClassSearch:
         Raises:
             ValueError: no variant can serve the problem.
         """
-        search = cls(env, problem, tuple(members), anchors(members, anchor_count), trials)
+        search = cls(
+            env=env, problem=problem, members=tuple(members), searched=anchors(members, anchor_count), trials=trials
+        )
         search._variants = {v.name: v for v in env.variants(problem.op) if v.applies(problem) is None}
         for target in search.members:
             search.times[target] = {}
@@ -115,11 +107,6 @@ class ClassSearch:
     def prepared(self) -> bool:
         """Whether candidates can be proposed."""
         return bool(self._samplers)
-
-    @property
-    def tried(self) -> int:
-        """Candidates screened so far, in earlier runs too."""
-        return len(self.screened)
 
     def propose(self, count: int) -> list[Config]:
         """Return up to ``count`` new candidates, asking the samplers of the searched buckets in turn."""
@@ -217,33 +204,6 @@ class ClassSearch:
             return None
         return self.env.known_bad.find(self.problem, config, self._same.texts(config))
 
-    def times_elsewhere(self, target: Target, config: Config) -> list[tuple[Target, float]]:
-        """Return the times of a candidate in the other searched buckets."""
-        found = ((t, self.times[t].get(config)) for t in self.searched if t != target)
-        return [(t, r.median_us) for t, r in found if isinstance(r, Timed)]
-
-    def bests(self) -> dict[Target, float]:
-        """Return the best quick time of each searched bucket."""
-        found = {}
-        for target in self.searched:
-            times = [r.median_us for r in self.times[target].values() if isinstance(r, Timed)]
-            if times:
-                found[target] = min(times)
-        return found
-
-    def hopeless(self, target: Target, config: Config, bests: Mapping[Target, float]) -> bool:
-        """Return whether a candidate was so slow in other buckets that it need not be timed in this one.
-
-        Args:
-            target: the bucket.
-            config: the candidate.
-            bests: best times, as they were before this round: the answer must not depend on who finished first.
-        """
-        if config in self.defaults.values():
-            return False
-        elsewhere = [(us, bests[t]) for t, us in self.times_elsewhere(target, config) if t in bests]
-        return bool(elsewhere) and all(us > HOPELESS * best for us, best in elsewhere)
-
     def to_time(self, target: Target) -> list[Config]:
         """Return the candidates that passed, can serve a bucket and have no time in it yet."""
         done = self.times[target]
@@ -256,41 +216,9 @@ class ClassSearch:
         variant = self._variants.get(config.variant)
         return variant is not None and variant.reason(target.problem, config, self.env.limits) is None
 
-    def best(self, target: Target, count: int) -> list[Config]:
-        """Return the fastest configurations of a bucket by quick time."""
-        good = [
-            (r.median_us, str(c), c)
-            for c, r in self.times[target].items()
-            if isinstance(r, Timed) and not isinstance(self.screened.get(c), Failed)
-        ]
-        return [c for _, _, c in sorted(good, key=lambda g: g[:2])[:count]]
-
     def representative(self, config: Config) -> Config:
         """Return the configuration that stands for ``config``: itself, or the earlier one with the same kernels."""
         return self._same.standing(config)
-
-    def error_of(self, config: Config) -> float | None:
-        """Return the error of a configuration's check."""
-        screening = self.screened.get(config)
-        return screening.error if isinstance(screening, Screened) else None
-
-    def complete(self) -> bool:
-        """Return whether every candidate had its turn."""
-        results = [*self.screened.values(), *(r for times in self.times.values() for r in times.values())]
-        return not any(isinstance(r, Failed) and r.kind in PASSING_KINDS for r in results)
-
-    def failures(self) -> dict[str, int]:
-        """Return how many candidates failed, by kind."""
-        kinds: dict[Config, str] = {}
-        results: list[Mapping[Config, Screening | Measurement]] = [self.screened, *self.times.values()]
-        for part in results:
-            for config, result in part.items():
-                if isinstance(result, Failed):
-                    kinds.setdefault(config, result.kind)
-        counts: dict[str, int] = {}
-        for kind in kinds.values():
-            counts[kind] = counts.get(kind, 0) + 1
-        return counts
 
     def _mark_bad(self, config: Config, result: Failed) -> None:
         if self.env.known_bad is not None and result.kind in BAD_KINDS:

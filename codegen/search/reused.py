@@ -90,7 +90,9 @@ def reuse(
             return None
         found.append(BucketResult(target, _in_declared_order(env, entry), reused=True))
         finals[target] = data
-    search = ClassSearch(env, problem, tuple(members), anchors(members, anchor_count), trials)
+    search = ClassSearch(
+        env=env, problem=problem, members=tuple(members), searched=anchors(members, anchor_count), trials=trials
+    )
     for target in members:
         search.times[target] = {}
         search.defaults[target] = env.default(target.problem, env.limits)
