@@ -15,16 +15,15 @@ import asyncio
 import contextlib
 import math
 from collections.abc import Callable, Coroutine, Sequence
-from dataclasses import dataclass, field
 from typing import Any
 
+from bole_codegen.search.beginnings import Beginnings, ClassRun
 from bole_codegen.search.claims import BEAT
 from bole_codegen.search.class_search import ClassSearch
 from bole_codegen.search.deadline import Deadline
 from bole_codegen.search.environment import Environment
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.finish import BucketResult, Finisher, Incumbents
-from bole_codegen.search.kept import Plan
 from bole_codegen.search.ledger import now
 from bole_codegen.search.outcome import Options, RunResult
 from bole_codegen.search.progress import Progress
@@ -38,27 +37,6 @@ from bole_runtime.tables.schema import AnyEntry
 #: Classes under way at a time at most.
 ABREAST = 8
 OUT_OF_TIME = "the time budget ran out first; the same command goes on from there"
-
-
-@dataclass
-class _Class:
-    """A class on its way.
-
-    Attributes:
-        problem: representative.
-        members: its buckets.
-        earlier: classes whose winners it may begin with.
-        plan: what its search depends on.
-    """
-
-    problem: Specialisation
-    members: tuple[Target, ...]
-    earlier: frozenset[Specialisation] = frozenset()
-    plan: Plan | None = None
-    search: ClassSearch | None = None
-    results: list[BucketResult] = field(default_factory=list)
-    begun: bool = False
-    taken: bool = False
 
 
 class Driver:
@@ -87,7 +65,6 @@ class Driver:
         self._env = env
         self._evaluator = evaluator
         self._options = options
-        self._incumbents = incumbents
         self._save = save
         self._progress = progress
         self._deadline = Deadline(evaluator.label, begun or 0.0, options.time_budget, options.write_up)
@@ -95,8 +72,9 @@ class Driver:
         self._finisher = Finisher(env, evaluator, options.top, incumbents, progress)
         self._rounds = Rounds(evaluator, self._finisher, incumbents, progress, options.rounds)
         self._winners = Winners()
+        self._beginnings = Beginnings(env, options, incumbents, self._winners)
         self._active = [0] * evaluator.devices
-        self._todo: list[_Class] = []
+        self._todo: list[ClassRun] = []
         self._abreast = 1
         self._late = self._aside = False
         self.result = RunResult()
@@ -146,9 +124,9 @@ class Driver:
             if not self._reuse(problem, members):
                 # Counted over all classes, those that an earlier run finished included: it knew no other winners.
                 earlier = frozenset(list(ordered)[: max(0, i - self._abreast + 1)])
-                todo.append(_Class(problem, members, earlier))
+                todo.append(ClassRun(problem, members, earlier))
                 # For all classes before any begins: a table that is written on the way must not decide later.
-                self._plan(todo[-1])
+                self._beginnings.plan(todo[-1])
         ahead = sum(len(c.members) for c in todo)
         self._progress.begin(len(todo), ahead, len(todo) * options.trials, len(self.result.buckets))
         self._evaluator.start()
@@ -187,11 +165,11 @@ class Driver:
             await asyncio.sleep(BEAT)
             self._env.store.claims.beat()
 
-    async def _everything(self, todo: list[_Class]) -> None:
+    async def _everything(self, todo: list[ClassRun]) -> None:
         ends = {one.problem: asyncio.Event() for one in todo}
-        others: list[_Class] = []
+        others: list[ClassRun] = []
 
-        async def in_turn(one: _Class) -> None:
+        async def in_turn(one: ClassRun) -> None:
             # Starts when those that far before it have ended: which winners it knows must not depend on chance.
             for before in one.earlier & ends.keys():
                 await ends[before].wait()
@@ -207,7 +185,7 @@ class Driver:
             self._progress.note(f"another run on this storage searches {len(others)} groups of buckets: waiting for it")
         await side_by_side(self._wait_for(one) for one in others)
 
-    async def _wait_for(self, one: _Class) -> None:
+    async def _wait_for(self, one: ClassRun) -> None:
         """Take the results of a class that another run searches, or search it when that run is gone."""
         claims, name = self._env.store.claims, self._env.store.class_name(one.problem)
         while True:
@@ -230,23 +208,11 @@ class Driver:
         self._take(problem, found.results)
         return True
 
-    def _plan(self, one: _Class) -> Plan:
-        """Return what the search of a class depends on: the plan of an interrupted search, or a new one."""
-        options = (self._options.trials, self._options.rounds, self._options.anchors, self._env.seed)
-        store = self._env.store
-        # Read whenever it is asked for: another run on this storage may have begun in the meantime.
-        one.plan = Plan.read(store, one.members, self._env.variants(one.problem.op), options)
-        if one.plan is None:
-            hints = {t: self._incumbents(t) for t in one.members}
-            held = {t: (h.held,) if h.held is not None else () for t, h in hints.items()}
-            one.plan = Plan.make(store, one.members, options, held, {t: h.near for t, h in hints.items()})
-        return one.plan
-
-    async def _class(self, one: _Class) -> None:
+    async def _class(self, one: ClassRun) -> None:
         """Search one class and finish its buckets."""
         one.begun = True
         options = self._options
-        plan = self._plan(one)
+        plan = self._beginnings.plan(one)
         try:
             search = ClassSearch.open(self._env, one.problem, one.members, options.trials, options.anchors, plan.before)
         except ValueError as error:
@@ -305,15 +271,10 @@ class Driver:
             task.cancel()
             await asyncio.gather(task, return_exceptions=True)
 
-    async def _prepare(self, search: ClassSearch, one: _Class) -> None:
+    async def _prepare(self, search: ClassSearch, one: ClassRun) -> None:
         """Find out what can be proposed, while the default compiles."""
-        assert one.plan is not None
-        first = one.plan.warm
-        if first is None:
-            held, near = one.plan.held, one.plan.near
-            first = {t: self._winners.first(t, held[t], near[t], one.earlier) for t in one.members}
-            if not self._late:  # Else classes that the budget cut short are among them: the next run decides.
-                one.plan.begin(self._env.store, one.members, first)
+        # Late, classes that the budget cut short are among those with winners: the next run decides.
+        first = self._beginnings.first(one, keep=not self._late)
         if self._aside:  # It takes a second, in which workers want answers.
             await asyncio.to_thread(search.prepare, first)
         else:
