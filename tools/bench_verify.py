@@ -4,11 +4,13 @@
     python tools/bench_verify.py --batch 1,8,64 --nodes 16,64 --shape ragged,chain --state-dtype fp32,bf16
     python tools/bench_verify.py --family kda --hk 32 --hv 32 --points 64x16 --peers sglang --sglang DIR
     python tools/bench_verify.py --points 64x16 --variant "fused(...)" --stages --eager
+    python tools/bench_verify.py --points 8x16,64x64 --peers weaver-tf32,weaver-tf32x3 --weaver DIR
     python tools/bench_verify.py --replot out.json --plot out.png
 
-Times are microseconds a layer by the protocol of bole_codegen.measure; ratios are over the first peer named. A peer's
-kernels compile at every new size: keep TRITON_CACHE_DIR between runs, or name few sizes with --peer-nodes. --stages
-splits a time by kernel (prepare, readout), --variant times pinned configurations beside the dispatched one.
+Times are microseconds a layer by the protocol of bole_codegen.measure; ratios of the table are over the first peer
+named, and each peer is judged by its own target. docs/peers.md says what a peer's call includes. A peer's kernels
+compile at every new size: keep TRITON_CACHE_DIR between runs, or name few sizes with --peer-nodes. --stages splits a
+time by kernel (prepare, readout), --variant times pinned configurations beside the dispatched one.
 
 Every row is printed, and written to the files, as soon as it is finished. Exit status: 0 done, 1 a wrong output, a
 failed point, or a peer asked for that could not be loaded (the rest is measured without it), 2 no GPU or bad
@@ -31,7 +33,7 @@ sys.path.append(str(Path(__file__).resolve().parent / "typing"))
 
 import torch
 from bench_args import MAX_SEED, check_outputs, check_trees, whole, words
-from peers import PEERS, PeerOptions, load_peers
+from peers import PEERS, SOURCES, PeerOptions, load_peers, source_of
 from verify_bench import grid, provenance, table
 from verify_bench.candidates import TORCH_DTYPES, parse_config
 from verify_bench.measure import run_point
@@ -81,6 +83,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--no-tuned", action="store_true", help="time only the pinned configurations")
     add("--peers", type=words, default=[], help=f"of {', '.join(PEERS)}; ratios are over the first")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel, site-packages, or packed folder")
+    add("--weaver", metavar="PATH", help="Weaver: folder with gdn_tree_triton.py and gdn_tree_fused.py, or a checkout")
     add("--peer-nodes", type=grid.parse_ints, help="run peers at these node counts only")
     add("--replays", type=whole(1), default=20, help="timed replays of each graph, at least 10 (%(default)s)")
     add("--layers", type=whole(1), help="layers in the graph, instead of as many as a cold L2 needs")
@@ -117,8 +120,11 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     for name in args.peers:
         if name not in PEERS:
             parser.error(f"--peers: {name!r} is not one of {', '.join(PEERS)}")
-    if args.sglang is not None and not args.peers:
-        parser.error(f"--sglang: no peer is asked for; add --peers, of {', '.join(PEERS)}")
+    for option in sorted(set(SOURCES.values())):
+        asked = [name for name in args.peers if source_of(name) == option]
+        if getattr(args, option[2:]) is not None and not asked:
+            known = ", ".join(name for name in PEERS if source_of(name) == option)
+            parser.error(f"{option}: no peer of it is asked for; add --peers, of {known}")
     if args.hv % args.hk:
         parser.error(f"--hv: {args.hv} is not a multiple of --hk {args.hk}")
     check_trees(parser, args.shape, (nodes for _, nodes in _sizes(args)))
@@ -207,7 +213,7 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     seed = args.seed if args.seed is not None else secrets.randbits(31)
     record = provenance.collect(seed, argv)
-    peers, missing = load_peers(args.peers, PeerOptions(sglang=args.sglang, family=args.family))
+    peers, missing = load_peers(args.peers, PeerOptions(sglang=args.sglang, family=args.family, weaver=args.weaver))
     record["peers"] = {p.name: p.version for p in peers}
     record["peers_missing"] = missing
     for name, reason in missing.items():

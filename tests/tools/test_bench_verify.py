@@ -10,6 +10,7 @@ from pathlib import Path
 import bench_verify
 import pytest
 import torch
+from peers import PeerRefuses
 from verify_bench import candidates, commit, measure, oracle, table
 from verify_bench.grid import Point
 from verify_bench.settings import DeviceLost, Settings, reason_of
@@ -71,6 +72,7 @@ class TorchPeer:
     """A peer that answers from the oracle, with a fault on request."""
 
     name, version, profile = "other", "1.0", "fast"
+    includes, commits, bound = "verify", False, None
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault
@@ -84,8 +86,11 @@ class TorchPeer:
     def prepare(self, inputs, shape: str, budget: int):
         peer = self
 
+        if self.fault == "shape":
+            raise PeerRefuses("one tree for all")
+
         class Prepared:
-            workspace_bytes = 7
+            workspace_bytes, launches = 7, 2
 
             def __init__(self) -> None:
                 self.outputs: dict[int, torch.Tensor] = {}
@@ -129,6 +134,10 @@ def test_a_point_is_checked_and_timed(timed: Settings, factors: str, gates: str)
     assert row.results["lossless"].error_fp32 < 5e-6
     assert row.results["lossless"].host_us > 0
     assert row.results["other"].workspace_bytes == 7
+    assert row.results["other"].launches == 2
+    # Nothing captured, so less than Bole's own floor where that captures.
+    assert (row.results["other"].floor_us < row.floor_us) == (factors == "captured")
+    assert any(cells["candidate"] == "other (verify)" for cells in table.detail_cells(row))
     assert row.ratio("fast") > 0
     assert row.floor_us > 0
     assert row.build_us > 0
@@ -152,7 +161,8 @@ def test_every_family_has_a_row(timed: Settings, family: str) -> None:
     ("fault", "status"),
     [
         ("refuses", "refused: no such head dim"),
-        ("memory", "does not fit: 1000000.0 GB of snapshots"),
+        ("memory", "does not fit: 1000000.0 GB of its own memory"),
+        ("shape", "refused: one tree for all"),
         ("raises", "failed: RuntimeError: no kernel image"),
         ("wrong", "wrong: error"),
     ],
@@ -302,6 +312,8 @@ def test_a_missing_peer_is_listed_and_costs_the_status(capsys: pytest.CaptureFix
         (["--state-dtype", "int8"], "--state-dtype"),
         (["--precision", "exact"], "--precision"),
         (["--peers", "nobody"], "--peers"),
+        (["--sglang", "DIR"], "--sglang: no peer of it is asked for; add --peers, of sglang, sglang-dense"),
+        (["--peers", "sglang", "--weaver", "DIR"], "--weaver: no peer of it"),
         (["--hv", "3", "--hk", "2"], "--hv"),
         (["--replays", "3"], "--replays"),
         (["--no-tuned"], "--no-tuned"),

@@ -2,7 +2,16 @@
 
 from __future__ import annotations
 
-from peers.base import Loader, Peer, PeerOptions, PeerUnavailable, PreparedPeer
+from peers.base import (
+    ChainedInputs,
+    CommittingPeer,
+    Loader,
+    Peer,
+    PeerOptions,
+    PeerRefuses,
+    PeerUnavailable,
+    PreparedPeer,
+)
 
 
 def _sglang(options: PeerOptions) -> Peer:
@@ -21,8 +30,32 @@ def _sglang_dense(options: PeerOptions) -> Peer:
     return SglangSerial.load(options.sglang, dense=True)
 
 
+def _weaver(options: PeerOptions) -> Peer:
+    from peers.weaver import Weaver
+
+    return Weaver.load(options.weaver, "tf32")
+
+
+def _weaver_x3(options: PeerOptions) -> Peer:
+    from peers.weaver import Weaver
+
+    return Weaver.load(options.weaver, "tf32x3")
+
+
 #: Loaders raise PeerUnavailable with the reason.
-PEERS: dict[str, Loader] = {"sglang": _sglang, "sglang-dense": _sglang_dense}
+PEERS: dict[str, Loader] = {
+    "sglang": _sglang,
+    "sglang-dense": _sglang_dense,
+    "weaver-tf32": _weaver,
+    "weaver-tf32x3": _weaver_x3,
+}
+#: The beginning of a peer's name to the option that says where it is.
+SOURCES: dict[str, str] = {"sglang": "--sglang", "weaver": "--weaver"}
+
+
+def source_of(name: str) -> str:
+    """Return the option that says where a peer is."""
+    return next(option for begin, option in SOURCES.items() if name.startswith(begin))
 
 
 def load_peers(names: list[str], options: PeerOptions) -> tuple[list[Peer], dict[str, str]]:
@@ -44,4 +77,16 @@ def load_peers(names: list[str], options: PeerOptions) -> tuple[list[Peer], dict
     return loaded, missing
 
 
-__all__ = ["PEERS", "Peer", "PeerOptions", "PeerUnavailable", "PreparedPeer", "load_peers"]
+__all__ = [
+    "PEERS",
+    "SOURCES",
+    "ChainedInputs",
+    "CommittingPeer",
+    "Peer",
+    "PeerOptions",
+    "PeerRefuses",
+    "PeerUnavailable",
+    "PreparedPeer",
+    "load_peers",
+    "source_of",
+]

@@ -12,11 +12,15 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from bole_codegen.measure import VerifyInputs, Workload
+from bole_codegen.measure import LayerInputs, VerifyInputs, Workload
 
 
 class PeerUnavailable(RuntimeError):
     """A peer cannot be loaded or cannot serve anything here; the message is the reason shown to the user."""
+
+
+class PeerRefuses(PeerUnavailable):
+    """A peer cannot serve the inputs of one point, whatever memory there is."""
 
 
 @dataclass(frozen=True)
@@ -25,13 +29,28 @@ class PeerOptions:
 
     sglang: str | None = None
     family: str = "gdn"
+    weaver: str | None = None
+    treewy: str | None = None
+
+
+@dataclass(frozen=True)
+class ChainedInputs(VerifyInputs):
+    """Inputs of requests with accepted tokens that are not in the state yet.
+
+    Attributes:
+        pending: those tokens, a chain of equal length a request, one entry a layer; their own ``state`` holds nothing.
+    """
+
+    pending: tuple[LayerInputs, ...] = ()
 
 
 class PreparedPeer(Protocol):
     """A peer bound to one benchmark point."""
 
-    #: Device bytes beyond inputs and outputs: snapshots, scratch.
+    #: Device bytes of a layer beyond inputs and outputs: snapshots, rings, scratch.
     workspace_bytes: int
+    #: Kernels that one call of a layer enqueues.
+    launches: int
 
     def make_layer(self, index: int) -> Callable[[], object]:
         """Return a callable that enqueues layer ``index`` and nothing else; it may be captured in a CUDA graph."""
@@ -46,6 +65,22 @@ class PreparedPeer(Protocol):
         """Fill scratch that the kernel must write before it reads, so that a stale value shows."""
 
 
+class CommittingPeer(PreparedPeer, Protocol):
+    """A prepared peer whose commit is a call of its own, for all layers at once."""
+
+    #: Relative error that its committed states may have, before the rounding of the state's own dtype.
+    state_bound: float
+
+    def make_commit(self, counts: list[int]) -> Callable[[], object]:
+        """Return a callable that folds the pending tokens and ``counts`` nodes of each request into the states.
+
+        It may run many times: whatever it moves on, such as cursors of a ring, ends where it began.
+        """
+
+    def committed(self, index: int) -> Tensor:
+        """Return the states of layer ``index`` as they are now, ``[B, HV, dv, dk]``."""
+
+
 class Peer(Protocol):
     """A kernel of another project.
 
@@ -53,11 +88,17 @@ class Peer(Protocol):
         name: as given to ``--peers``; also the column's name.
         version: release and a hash of what was loaded.
         profile: the Bole profile whose error it is comparable with, ``fast`` or ``lossless``.
+        includes: what one timed call does, in the words of the report.
+        commits: whether a call also commits the round before it, so that its like is a verify and a commit.
+        bound: relative error it may have instead of its profile's, where its own rounding is known to be coarser.
     """
 
     name: str
     version: str
     profile: str
+    includes: str
+    commits: bool
+    bound: float | None
 
     def refuses(self, work: Workload) -> str | None:
         """Return why this peer cannot serve a point, or None."""

@@ -151,16 +151,22 @@ def stand_ins() -> dict[str, ModuleType]:
     }
     modules: dict[str, ModuleType] = {}
     for name, functions in answers.items():
-        parts = name.split(".")
-        for depth in range(1, len(parts) + 1):
-            dotted = ".".join(parts[:depth])
-            if dotted not in modules:
-                modules[dotted] = ModuleType(dotted)
-                # An empty path makes any other import below it fail by name instead of finding an installed sglang.
-                modules[dotted].__path__ = []
+        packages(modules, name)
         for function, answer in functions.items():
             setattr(modules[name], function, answer)
     return modules
+
+
+def packages(modules: dict[str, ModuleType], name: str) -> ModuleType:
+    """Add a stand-in for a dotted name and everything above it, where there is none, and return that of the name."""
+    parts = name.split(".")
+    for depth in range(1, len(parts) + 1):
+        dotted = ".".join(parts[:depth])
+        if dotted not in modules:
+            modules[dotted] = ModuleType(dotted)
+            # An empty path makes any other import below it fail by name instead of finding an installed sglang.
+            modules[dotted].__path__ = []
+    return modules[name]
 
 
 @contextmanager
@@ -209,14 +215,21 @@ def find_file(path: str | None, relative: str, cache: Path) -> Path:
     return file
 
 
-def execute(file: Path, entry: str, label: str, modules: dict[str, ModuleType] | None = None) -> Callable[..., Any]:
-    """Execute a kernel file of SGLang and return its entry function.
+def execute(
+    file: Path,
+    entry: str,
+    label: str,
+    modules: dict[str, ModuleType] | None = None,
+    project: str = "sglang",
+) -> Callable[..., Any]:
+    """Execute a kernel file of SGLang, or of a project built on it, and return its entry function.
 
     Args:
         file: the file.
         entry: name of the function.
         label: what the file is, for messages.
         modules: stand-ins for what it imports of SGLang; default, those of :func:`stand_ins`.
+        project: whose file it is, for messages.
 
     Raises:
         PeerUnavailable: the file does not load here; the message holds the cause.
@@ -233,10 +246,11 @@ def execute(file: Path, entry: str, label: str, modules: dict[str, ModuleType] |
             spec.loader.exec_module(module)
         except Exception as error:
             del sys.modules[name]
-            raise PeerUnavailable(f"sglang {label} does not load: {type(error).__name__}: {error}") from error
+            raise PeerUnavailable(f"{project} {label} does not load: {type(error).__name__}: {error}") from error
     found = getattr(module, entry, None)
     if found is None:
-        raise PeerUnavailable(f"sglang {label} has no {entry}; tested with {TESTED_VERSION}")
+        tested = f"; tested with {TESTED_VERSION}" if project == "sglang" else ""
+        raise PeerUnavailable(f"{project} {label} has no {entry}{tested}")
     return found  # type: ignore[no-any-return]
 
 

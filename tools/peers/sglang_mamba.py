@@ -31,7 +31,7 @@ class PreparedMamba:
         self._slots = inputs.slots.to(torch.int32)
         self.snapshots = Snapshots(inputs, buffers)
         self._outs = [torch.empty_like(layer.v) for layer in inputs.layers]
-        self.workspace_bytes = self.snapshots.nbytes
+        self.workspace_bytes, self.launches = self.snapshots.nbytes, 1
 
     def make_layer(self, index: int) -> Callable[[], object]:
         """Return the launch of layer ``index``."""

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
-from peers.sglang_loader import execute, find_file, stand_ins
+from peers.sglang_loader import execute, find_file, packages, stand_ins
 
 SCATTER_FILE = "sglang/kernels/ops/mamba/mamba_state_scatter_triton.py"
 ENTRY = "fused_mamba_state_scatter_with_mask"
@@ -23,13 +23,7 @@ def _modules() -> dict[str, ModuleType]:
         ("sglang.kernels.ops.memory.ptr_table", "make_ptr_table"),
         ("sglang.srt.utils.common", "get_device_core_count"),
     ):
-        parts = name.split(".")
-        for depth in range(1, len(parts) + 1):
-            dotted = ".".join(parts[:depth])
-            if dotted not in modules:
-                modules[dotted] = ModuleType(dotted)
-                modules[dotted].__path__ = []
-        setattr(modules[name], function, _unused)
+        setattr(packages(modules, name), function, _unused)
     return modules
 
 

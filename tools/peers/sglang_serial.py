@@ -39,7 +39,7 @@ class PreparedSerial:
         self._slots = inputs.slots.to(torch.int32)
         self.snapshots = Snapshots(inputs, buffers)
         self._outputs: dict[int, Tensor] = {}
-        self.workspace_bytes = self.snapshots.nbytes
+        self.workspace_bytes, self.launches = self.snapshots.nbytes, 1
 
     def _pack(self, x: Tensor) -> Tensor:
         return x if self._dense else x.reshape(1, -1, *x.shape[2:])

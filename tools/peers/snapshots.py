@@ -71,6 +71,9 @@ class SnapshotPeer(ABC):
     """A peer whose kernel keeps snapshots. What it was loaded from lives as long as it does."""
 
     profile = "fast"
+    includes = "verify, a state snapshot a node"
+    commits = False
+    bound: float | None = None
 
     def __init__(self, name: str, version: str) -> None:
         """Name it."""

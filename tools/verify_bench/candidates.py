@@ -61,6 +61,10 @@ class Candidate:
         workspace_bytes: scratch a call needs.
         bound: relative error allowed before the rounding of the output's own dtype.
         exact: index to an fp32 output computed once outside the timing, or None where that cannot be had.
+        factors: index to the factors of the latest call.
+        peer: what a peer was prepared to, or None for Bole.
+        includes: what one call does.
+        commits: whether a call also commits the round before it.
     """
 
     name: str
@@ -73,6 +77,9 @@ class Candidate:
     workspace_bytes: int = 0
     exact: Callable[[int], Tensor] | None = None
     factors: dict[int, Factors] = field(default_factory=dict)
+    peer: PreparedPeer | None = None
+    includes: str = ""
+    commits: bool = False
 
 
 def _describe(inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, mode: str, profile: str, pinned: Any) -> Any:
@@ -168,7 +175,9 @@ def peer_candidate(peer: Peer, prepared: PreparedPeer, inputs: VerifyInputs) -> 
     """Wrap a prepared peer."""
     layers = len(inputs.layers)
     # A peer that keeps states of nodes in a narrow pool dtype rounds them at every step; its time still counts.
-    bound = OUTPUT_BOUND[peer.profile] if inputs.workload.state_dtype == "fp32" else NARROW_STATE_BOUND
+    bound = peer.bound or OUTPUT_BOUND[peer.profile]
+    if inputs.workload.state_dtype != "fp32":
+        bound = NARROW_STATE_BOUND
 
     def poison() -> None:
         prepared.poison()
@@ -188,6 +197,9 @@ def peer_candidate(peer: Peer, prepared: PreparedPeer, inputs: VerifyInputs) -> 
         bound=bound,
         variant=peer.version,
         workspace_bytes=prepared.workspace_bytes,
+        peer=prepared,
+        includes=peer.includes,
+        commits=peer.commits,
     )
 
 

@@ -7,13 +7,14 @@ from collections.abc import Callable
 from contextlib import ExitStack
 
 import torch
-from peers import PeerUnavailable
+from peers import PeerRefuses, PeerUnavailable
 from torch import Tensor
 
 from bole_codegen.measure import (
     CaptureError,
     VerifyInputs,
     capture_layers,
+    floor_us,
     host_overhead_us,
     input_bytes_per_layer,
     is_cold,
@@ -109,6 +110,7 @@ def _peer_candidates(inputs: VerifyInputs, point: Point, settings: Settings, row
         if settings.peer_nodes is not None and point.nodes not in settings.peer_nodes:
             result.status = "not asked: outside --peer-nodes"
             continue
+        result.includes, result.commits = peer.includes, peer.commits
         reason = peer.refuses(point.workload)
         if reason is not None:
             result.status = f"refused: {reason}"
@@ -117,16 +119,26 @@ def _peer_candidates(inputs: VerifyInputs, point: Point, settings: Settings, row
         budget = _free_bytes(settings.device) * 9 // 10 - (2 << 30 if settings.device == "cuda" else 0)
         need = peer.memory_bytes(point.workload)
         if need > budget:
-            result.status = f"does not fit: {need / 1e9:.1f} GB of snapshots, {max(0, budget) / 1e9:.1f} GB free"
+            result.status = f"does not fit: {need / 1e9:.1f} GB of its own memory, {max(0, budget) / 1e9:.1f} GB free"
             continue
         try:
             prepared = peer.prepare(inputs, point.shape, budget)
             made.append(peer_candidate(peer, prepared, inputs))
+        except PeerRefuses as error:
+            result.status = f"refused: {error}"
         except PeerUnavailable as error:
             result.status = f"does not fit: {error}"
         except Exception as error:
             result.status = reason_of(error)
     return made
+
+
+def _peer_floor(point: Point, candidate: Candidate, settings: Settings) -> float | None:
+    """Return the memory floor of a peer's call: nothing captured, and the states written where it commits."""
+    if not settings.bandwidth_gbs:
+        return None
+    work = point.workload
+    return floor_us(verify_traffic(work).total + candidate.commits * work.state_bytes, settings.bandwidth_gbs)
 
 
 def _time_candidates(candidates: list[Candidate], references: dict[int, Tensor], row: Row, settings: Settings) -> None:
@@ -197,6 +209,9 @@ def run_point(point: Point, settings: Settings, seed: int) -> Row:
     for candidate in [*bole, *_peer_candidates(inputs, point, settings, row)]:
         result = row.results[candidate.name]
         result.variant, result.workspace_bytes = candidate.variant, candidate.workspace_bytes
+        if candidate.peer is not None:
+            result.launches = candidate.peer.launches
+            result.floor_us = _peer_floor(point, candidate, settings)
         settings.log(f"  {point.title}: checking {candidate.name}")
         try:
             _check(candidate, result, references, settings)

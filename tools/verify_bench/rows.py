@@ -12,6 +12,7 @@ from verify_bench.grid import Point, reference_deviation, verdict
 #: Fields of a result that become columns of the CSV file.
 FLAT = (
     "us", "spread_us", "error", "error_fp32", "status", "variant", "workspace_bytes", "host_us", "first_call_s",
+    "includes", "launches", "floor_us",
 )  # fmt: skip
 
 
@@ -31,6 +32,10 @@ class Result:
         first_call_s: seconds of the first call, compilation included.
         host_us: host microseconds of one eager call, where asked for.
         stages: kernel name to microseconds a layer, where asked for.
+        includes: what one timed call does, where that is more or less than Bole's verify.
+        launches: kernels that one call of a layer enqueues, of a peer.
+        floor_us: memory floor of what a peer's call does, at the copy bandwidth of this run.
+        commits: whether a call also commits the round before it.
     """
 
     profile: str
@@ -44,6 +49,10 @@ class Result:
     first_call_s: float | None = None
     host_us: float | None = None
     stages: dict[str, float] = field(default_factory=dict)
+    includes: str = ""
+    launches: int | None = None
+    floor_us: float | None = None
+    commits: bool = False
 
 
 @dataclass
@@ -96,6 +105,19 @@ class Row:
             return None
         return peer.us / mine.us
 
+    def peer_ratio(self, name: str) -> float | None:
+        """Return how many times faster Bole's profile is than a peer at the same work, or None.
+
+        The like of a peer whose call commits as well is a verify and a commit.
+        """
+        peer = self.results[name]
+        mine, fold = self.best(peer.profile), self.commit.get(peer.profile)
+        if mine is None or not mine.us or not peer.us:
+            return None
+        if not peer.commits:
+            return peer.us / mine.us
+        return None if fold is None or not fold.us else peer.us / (mine.us + fold.us)
+
     def over_floor(self, profile: str) -> float | None:
         """Return the time over the memory floor, or None."""
         mine = self.best(profile)
@@ -110,11 +132,15 @@ class Row:
         return verdict(self.point, profile, self.ratio(profile), deviation)
 
     def round_us(self, profile: str) -> float | None:
-        """Return verify + commit + a layer's share of the tree build: the sum of the parts, not a measurement."""
+        """Return verify + commit + a layer's share of the tree build: the sum of the parts, not a measurement.
+
+        A peer that commits by a call of its own has a round as well, under its name; only chains have such peers, and
+        a chain has no tree to build.
+        """
         mine, fold = self.best(profile), self.commit.get(profile)
         if mine is None or fold is None or mine.us is None or fold.us is None:
             return None
-        return mine.us + fold.us + (self.build_us or 0.0) / max(1, self.layers)
+        return mine.us + fold.us + (0.0 if profile in self.peers else self.build_us or 0.0) / max(1, self.layers)
 
     def flat(self) -> dict[str, Any]:
         """Return the row for a CSV file: one value a column, the same columns for equal sets of candidates."""
@@ -122,18 +148,10 @@ class Row:
         record.update(depth=self.depth, layers=self.layers, cold=self.cold, floor_us=self.floor_us, note=self.note)
         for name, result in self.results.items():
             label = name.replace(" ", "_")
-            for key in (
-                "us",
-                "spread_us",
-                "error",
-                "error_fp32",
-                "status",
-                "variant",
-                "workspace_bytes",
-                "host_us",
-                "first_call_s",
-            ):
+            for key in FLAT:
                 record[f"{label}_{key}"] = getattr(result, key)
+            if name in self.peers and result.us is not None:
+                record[f"{label}_ratio"] = self.peer_ratio(name)
         for profile in ("fast", "lossless"):
             if self.best(profile) is not None:
                 record[f"{profile}_ratio"] = self.ratio(profile)

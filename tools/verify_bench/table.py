@@ -12,6 +12,7 @@ from typing import Any
 from bench_args import write_whole
 
 from verify_bench.rows import Result, Row
+from verify_bench.targets import peer_verdict
 
 #: Profile to the words of its columns.
 PROFILES = ("fast", "lossless")
@@ -70,12 +71,13 @@ def detail_cells(row: Row) -> list[dict[str, str]]:
             {
                 "B": str(row.point.batch),
                 "N": str(row.point.nodes),
-                "candidate": name,
+                "candidate": f"{name} ({result.includes})" if result.includes else name,
                 "us": _time(result),
                 "spread": _number(result.spread_us, 2),
                 "err": _error(result),
                 "err32": _error(result, fp32=True),
                 "workspace": f"{result.workspace_bytes:,}",
+                "launches": "-" if result.launches is None else str(result.launches),
                 "host us": _number(result.host_us),
                 "first call s": _number(result.first_call_s, 2),
                 "dispatched": result.variant,
@@ -127,8 +129,18 @@ def verdict_lines(rows: Sequence[Row]) -> list[str]:
             if text:
                 ratio = row.ratio(profile)
                 shown = "-" if ratio is None else f"{ratio:.1f}x"
-                lines.append(f"  B{row.point.batch} N{row.point.nodes} {row.point.shape} {profile}: {shown} {text}")
+                lines.append(f"  {where(row)} {profile}: {shown} {text}")
+        for name in row.peers:
+            text = peer_verdict(row, name)
+            if text:
+                lines.append(f"  {where(row)} {text}")
     return lines
+
+
+def where(row: Row) -> str:
+    """Return the sizes of a point, short."""
+    point = row.point
+    return f"B{point.batch} N{point.nodes} {point.shape}"
 
 
 def note_lines(row: Row) -> list[str]:
