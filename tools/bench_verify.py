@@ -84,6 +84,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--peers", type=words, default=[], help=f"of {', '.join(PEERS)}; ratios are over the first")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel, site-packages, or packed folder")
     add("--weaver", metavar="PATH", help="Weaver: folder with gdn_tree_triton.py and gdn_tree_fused.py, or a checkout")
+    add("--treewy", metavar="PATH", help="TreeWY: tree_wy_triton.py, a folder with it, or a checkout")
     add("--peer-nodes", type=grid.parse_ints, help="run peers at these node counts only")
     add("--replays", type=whole(1), default=20, help="timed replays of each graph, at least 10 (%(default)s)")
     add("--layers", type=whole(1), help="layers in the graph, instead of as many as a cold L2 needs")
@@ -213,7 +214,8 @@ def main(argv: list[str] | None = None) -> int:
     begin = time.monotonic()
     seed = args.seed if args.seed is not None else secrets.randbits(31)
     record = provenance.collect(seed, argv)
-    peers, missing = load_peers(args.peers, PeerOptions(sglang=args.sglang, family=args.family, weaver=args.weaver))
+    options = PeerOptions(sglang=args.sglang, family=args.family, weaver=args.weaver, treewy=args.treewy)
+    peers, missing = load_peers(args.peers, options)
     record["peers"] = {p.name: p.version for p in peers}
     record["peers_missing"] = missing
     for name, reason in missing.items():

@@ -42,15 +42,29 @@ def _weaver_x3(options: PeerOptions) -> Peer:
     return Weaver.load(options.weaver, "tf32x3")
 
 
+def _treewy(options: PeerOptions) -> Peer:
+    from peers.treewy import TreeWY
+
+    return TreeWY.load(options.treewy, bf16=True)
+
+
+def _treewy_ieee(options: PeerOptions) -> Peer:
+    from peers.treewy import TreeWY
+
+    return TreeWY.load(options.treewy, bf16=False)
+
+
 #: Loaders raise PeerUnavailable with the reason.
 PEERS: dict[str, Loader] = {
     "sglang": _sglang,
     "sglang-dense": _sglang_dense,
     "weaver-tf32": _weaver,
     "weaver-tf32x3": _weaver_x3,
+    "treewy-bf16": _treewy,
+    "treewy-ieee": _treewy_ieee,
 }
 #: The beginning of a peer's name to the option that says where it is.
-SOURCES: dict[str, str] = {"sglang": "--sglang", "weaver": "--weaver"}
+SOURCES: dict[str, str] = {"sglang": "--sglang", "weaver": "--weaver", "treewy": "--treewy"}
 
 
 def source_of(name: str) -> str:
