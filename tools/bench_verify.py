@@ -4,6 +4,7 @@
     python tools/bench_verify.py --batch 1,8,64 --nodes 16,64 --shape ragged,chain --state-dtype fp32,bf16
     python tools/bench_verify.py --family kda --hk 32 --hv 32 --points 64x16 --peers sglang --sglang DIR
     python tools/bench_verify.py --points 64x16 --variant "fused(...)" --stages --eager
+    python tools/bench_verify.py --points 64x8 --shape chain --pending 6 --peers replayssm-ring --sglang DIR
     python tools/bench_verify.py --points 8x16,64x64 --peers weaver-tf32,weaver-tf32x3 --weaver DIR
     python tools/bench_verify.py --replot out.json --plot out.png
 
@@ -37,11 +38,13 @@ from peers import PEERS, SOURCES, PeerOptions, load_peers, source_of
 from verify_bench import grid, provenance, table
 from verify_bench.candidates import TORCH_DTYPES, parse_config
 from verify_bench.measure import run_point
+from verify_bench.pending import FAMILIES
 from verify_bench.rows import Row, read_run
 from verify_bench.settings import DeviceLost, Settings
 
 from bole_codegen.measure import copy_bandwidth
 from bole_runtime.families import KERNEL_FAMILIES, get_family
+from bole_runtime.kernels.problem import PENDING_BUCKETS
 
 NO_GPU = (
     "bench_verify: no CUDA device is available, so there is nothing to time. --check-only runs the same candidates "
@@ -83,6 +86,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--no-tuned", action="store_true", help="time only the pinned configurations")
     add("--peers", type=words, default=[], help=f"of {', '.join(PEERS)}; ratios are over the first")
     add("--sglang", metavar="PATH", help="sglang 0.5.23: wheel, unpacked wheel, site-packages, or packed folder")
+    add("--pending", type=whole(0, PENDING_BUCKETS[-1]), default=0, help="pending tokens a request (%(default)s)")
     add("--weaver", metavar="PATH", help="Weaver: folder with gdn_tree_triton.py and gdn_tree_fused.py, or a checkout")
     add("--treewy", metavar="PATH", help="TreeWY: tree_wy_triton.py, a folder with it, or a checkout")
     add("--peer-nodes", type=grid.parse_ints, help="run peers at these node counts only")
@@ -133,6 +137,8 @@ def _validate(parser: argparse.ArgumentParser, args: argparse.Namespace) -> None
     args.gates = args.gates or ("raw" if "raw" in modes else "ready")
     if args.gates not in modes:
         parser.error(f"--gates: {args.family} has {' and '.join(modes)} gates only")
+    if args.pending and args.family not in FAMILIES:
+        parser.error(f"--pending: pending tokens are drawn for {', '.join(FAMILIES)} only, not for {args.family}")
     if args.replays < 10 and not args.check_only:
         parser.error("--replays: the protocol takes the median of at least 10")
     if args.no_tuned and not args.variant:
@@ -248,7 +254,7 @@ def main(argv: list[str] | None = None) -> int:
     points = grid.expand(
         _sizes(args), args.shape, args.state_dtype, hk=args.hk, hv=args.hv, dk=args.dk, dv=args.dv,
         in_dtype=args.in_dtype, out_dtype=args.out_dtype, gates=args.gates, factors=args.factors,
-        family=args.family,
+        family=args.family, pending=args.pending,
     )  # fmt: skip
     rows: list[Row] = []
     status = 0

@@ -13,7 +13,7 @@ from types import ModuleType
 import pytest
 from peers import PEERS, PeerOptions, PeerUnavailable, load_peers
 from peers.pack_sglang import main as pack_main
-from peers.sglang_loader import ENTRY, KERNEL_FILE, load_entry, locate, pack
+from peers.sglang_loader import ENTRY, KERNEL_FILE, OTHER_FILES, load_entry, locate, pack
 
 TOOLS = Path(__file__).resolve().parents[2] / "tools"
 
@@ -75,6 +75,18 @@ def test_pack_command_writes_only_what_is_needed(tmp_path: Path, capsys: pytest.
     files = sorted(str(p.relative_to(out)) for p in out.rglob("*") if p.is_file())
     assert files == ["SOURCE.json", KERNEL_FILE]
     assert json.loads((out / "SOURCE.json").read_text())["project"] == "sglang"
+
+
+def test_pack_command_takes_the_other_peers_along(tmp_path: Path) -> None:
+    wheel = make_wheel(tmp_path)
+    with zipfile.ZipFile(wheel, "a") as archive:
+        archive.writestr(OTHER_FILES[0], "one = 1")
+    with zipfile.ZipFile(wheel) as archive:
+        archive.extractall(tmp_path / "unpacked")
+    for source, out in ((wheel, tmp_path / "a"), (tmp_path / "unpacked", tmp_path / "b")):
+        assert pack_main([str(source), "--out", str(out)]) == 0
+        assert (out / OTHER_FILES[0]).read_text() == "one = 1"
+        assert not (out / OTHER_FILES[1]).exists()
 
 
 def test_pack_command_reports_a_bad_source(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

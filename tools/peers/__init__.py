@@ -54,17 +54,31 @@ def _treewy_ieee(options: PeerOptions) -> Peer:
     return TreeWY.load(options.treewy, bf16=False)
 
 
+def _replayssm_ring(options: PeerOptions) -> Peer:
+    from peers.sglang_replay import ReplaySSM
+
+    return ReplaySSM.load(options.sglang)
+
+
+def _replayssm_fold(options: PeerOptions) -> Peer:
+    from peers.sglang_fold import ReplayFold
+
+    return ReplayFold.load(options.sglang)
+
+
 #: Loaders raise PeerUnavailable with the reason.
 PEERS: dict[str, Loader] = {
     "sglang": _sglang,
     "sglang-dense": _sglang_dense,
+    "replayssm-ring": _replayssm_ring,
+    "replayssm-fold": _replayssm_fold,
     "weaver-tf32": _weaver,
     "weaver-tf32x3": _weaver_x3,
     "treewy-bf16": _treewy,
     "treewy-ieee": _treewy_ieee,
 }
 #: The beginning of a peer's name to the option that says where it is.
-SOURCES: dict[str, str] = {"sglang": "--sglang", "weaver": "--weaver", "treewy": "--treewy"}
+SOURCES: dict[str, str] = {"sglang": "--sglang", "replayssm": "--sglang", "weaver": "--weaver", "treewy": "--treewy"}
 
 
 def source_of(name: str) -> str:

@@ -1,9 +1,9 @@
-"""Extract the kernel file that the benchmark needs from an sglang wheel or folder.
+"""Extract the kernel files that the benchmarks need from an sglang wheel or folder.
 
     python tools/peers/pack_sglang.py sglang-0.5.23-*.whl --out .peers/sglang
     python tools/bench_verify.py --peers sglang --sglang .peers/sglang
 
-The packed folder is a few tens of kilobytes, for machines that a whole wheel is not carried to.
+The packed folder is a few hundred kilobytes, for machines that a whole wheel is not carried to.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from peers.sglang_loader import TESTED_VERSION, pack
 
 def main(argv: list[str] | None = None) -> int:
     """Run the command; returns the exit status."""
-    parser = argparse.ArgumentParser(description="Extract SGLang's serial tree kernel for tools/bench_verify.py.")
+    parser = argparse.ArgumentParser(description="Extract SGLang's kernels for tools/bench_verify.py.")
     parser.add_argument("source", type=Path, help="wheel file, unpacked wheel, or site-packages that holds sglang")
     parser.add_argument("--out", type=Path, default=Path(".peers/sglang"), help="folder to write (%(default)s)")
     args = parser.parse_args(argv)

@@ -13,7 +13,7 @@ import re
 import sys
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import ModuleType
@@ -27,6 +27,17 @@ KERNEL_FILE = "sglang/kernels/ops/attention/linear/fused_sigmoid_gating_recurren
 ENTRY = "fused_sigmoid_gating_delta_rule_update"
 TESTED_VERSION = "0.5.23"
 SOURCE_NOTE = "SOURCE.json"
+#: What other peers read; packed where it is there.
+OTHER_FILES = tuple(
+    f"sglang/kernels/ops/{name}"
+    for name in (
+        "attention/linear/gdn_replayssm_spec_decode.py",
+        "attention/linear/gdn_replayssm_spec_fold.py",
+        "mamba/causal_conv1d_triton.py",
+        "mamba/mamba_state_scatter_triton.py",
+        "mamba/triton_ops/mamba_ssm.py",
+    )
+)
 
 
 @dataclass(frozen=True)
@@ -90,8 +101,15 @@ def read_directory(root: Path) -> tuple[bytes, str]:
 
 
 def pack(source: Path, out: Path) -> SglangSource:
-    """Copy what the benchmark needs from a wheel or folder into ``out``, with a note of its origin."""
+    """Copy what the benchmarks need from a wheel or folder into ``out``, with a note of its origin."""
     data, version = read_wheel(source) if source.is_file() else read_directory(source)
+    for name in OTHER_FILES:
+        # A release without one of them still has the serial kernel.
+        with suppress(PeerUnavailable):
+            file = find_file(str(source), name, out)
+            if file != out / name:
+                (out / name).parent.mkdir(parents=True, exist_ok=True)
+                (out / name).write_bytes(file.read_bytes())
     target = out / KERNEL_FILE
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)

@@ -14,7 +14,7 @@ from torch import Tensor
 
 import bole_runtime.api as api
 from bole_codegen.measure import LayerInputs, VerifyInputs, poison_
-from bole_runtime.factors import Factors
+from bole_runtime.factors import Factors, PendingChain
 from bole_runtime.kernels.space import Config
 from bole_runtime.precision import OUTPUT_BOUND
 from bole_runtime.tree import TreeBatch
@@ -82,7 +82,9 @@ class Candidate:
     commits: bool = False
 
 
-def _describe(inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, mode: str, profile: str, pinned: Any) -> Any:
+def _describe(
+    inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, profile: str, pinned: Any, pending: PendingChain | None
+) -> Any:
     """Return (configuration, workspace bytes) that the Triton backend dispatches for a layer."""
     from bole_runtime.backends.triton_backend.select import choose
     from bole_runtime.backends.triton_backend.verify import verify_problem
@@ -91,10 +93,11 @@ def _describe(inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, mode: s
     from bole_runtime.kernels.variants import get_variant
 
     spec = get_family(inputs.workload.family)
+    mode = inputs.workload.gate_mode
     options = {i.name: i.default or 0.0 for i in spec.options(mode) if i.name != "beta_scale"}
     call = VerifyCall(
         spec, layer.q, layer.k, layer.v, layer.gates(mode), mode, 1.0, layer.state, inputs.slots, tree, profile,
-        spec.default_scale(layer.q.shape[-1]), spec.qk_l2norm, layer.v, options=options,
+        spec.default_scale(layer.q.shape[-1]), spec.qk_l2norm, layer.v, pending, options=options,
     )  # fmt: skip
     problem = verify_problem(call)
     config = choose(problem, layer.q.device, pinned)[0]
@@ -103,7 +106,13 @@ def _describe(inputs: VerifyInputs, layer: LayerInputs, tree: TreeBatch, mode: s
 
 
 def bole_candidate(
-    name: str, profile: str, inputs: VerifyInputs, tree: TreeBatch, factors: list[Factors] | None, pinned: Config | None
+    name: str,
+    profile: str,
+    inputs: VerifyInputs,
+    tree: TreeBatch,
+    factors: list[Factors] | None,
+    pinned: Config | None,
+    pending: list[PendingChain] | None = None,
 ) -> Candidate:
     """Bind Bole's ``verify`` to a point.
 
@@ -114,6 +123,7 @@ def bole_candidate(
         tree: the trees of all layers.
         factors: capture buffers, one a layer, or None to alias the inputs.
         pinned: configuration instead of the tables' choice.
+        pending: chains above the roots, one a layer, or None.
     """
     work = inputs.workload
     dtype = TORCH_DTYPES[work.out_dtype]
@@ -134,6 +144,7 @@ def bole_candidate(
             precision=profile,
             out=out,
             factors=None if factors is None else factors[index],
+            pending=None if pending is None else pending[index],
             variant=pinned,
             validate=False,
         )
@@ -156,7 +167,7 @@ def bole_candidate(
     config: Any = backend
     scratch = 0
     if backend == "triton":
-        config, scratch = _describe(inputs, inputs.layers[0], tree, work.gate_mode, profile, pinned)
+        config, scratch = _describe(inputs, inputs.layers[0], tree, profile, pinned, pending[0] if pending else None)
     return Candidate(
         name=name,
         profile=profile,
@@ -168,6 +179,7 @@ def bole_candidate(
         workspace_bytes=scratch,
         exact=exact,
         factors=kept,
+        includes=f"verify over {work.pending} pending tokens" if work.pending else "",
     )
 
 

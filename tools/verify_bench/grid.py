@@ -48,6 +48,7 @@ class Point:
     gates: str
     factors: str
     family: str = "gdn"
+    pending: int = 0
 
     @property
     def workload(self) -> Workload:
@@ -63,6 +64,7 @@ class Point:
             self.state_dtype,
             self.out_dtype,
             self.gates,
+            pending=self.pending,
             family=self.family,
         )
 
@@ -71,13 +73,13 @@ class Point:
         """One line that identifies the point."""
         return (
             f"{self.family} B{self.batch} N{self.nodes} {self.shape} HK{self.hk}/HV{self.hv} {self.dk}x{self.dv} "
-            f"state {self.state_dtype} {self.gates} gates"
+            f"state {self.state_dtype} {self.gates} gates" + (f" after {self.pending} pending" if self.pending else "")
         )
 
     def is_reference_geometry(self) -> bool:
         """Whether targets and reference points are stated for this geometry and state dtype."""
-        here = (self.family, self.hk, self.hv, self.dk, self.dv, self.state_dtype)
-        return here == ("gdn", 16, 32, 128, 128, "fp32")
+        here = (self.family, self.hk, self.hv, self.dk, self.dv, self.state_dtype, self.pending)
+        return here == ("gdn", 16, 32, 128, 128, "fp32", 0)
 
 
 def parse_ints(text: str) -> list[int]:

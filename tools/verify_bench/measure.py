@@ -27,7 +27,7 @@ from bole_codegen.measure import (
 from bole_runtime.kernels.problem import Problem
 from bole_runtime.kernels.space import Config
 from bole_runtime.tree import TreeBatch
-from verify_bench import oracle, stages
+from verify_bench import oracle, pending, stages
 from verify_bench.candidates import TORCH_DTYPES, Candidate, bole_candidate, captured_factors, peer_candidate
 from verify_bench.commit import run_commit
 from verify_bench.grid import Point
@@ -86,6 +86,7 @@ def _check(candidate: Candidate, result: Result, references: dict[int, Tensor], 
 
 def _bole_candidates(inputs: VerifyInputs, tree: TreeBatch, settings: Settings, row: Row) -> list[Candidate]:
     factors = captured_factors(inputs, tree) if row.point.factors == "captured" else None
+    waiting = pending.chains(inputs)
     made = []
     for profile in settings.profiles:
         wanted: list[tuple[str, Config | None]] = [(profile, None)] if settings.tuned else []
@@ -96,7 +97,7 @@ def _bole_candidates(inputs: VerifyInputs, tree: TreeBatch, settings: Settings, 
         for name, config in wanted:
             row.results[name] = Result(profile, variant=str(config or ""))
             try:
-                made.append(bole_candidate(name, profile, inputs, tree, factors, config))
+                made.append(bole_candidate(name, profile, inputs, tree, factors, config, waiting))
             except Exception as error:
                 row.results[name].status = reason_of(error)
     return made
@@ -201,14 +202,19 @@ def run_point(point: Point, settings: Settings, seed: int) -> Row:
         problem, point.hk, point.hv, point.batch, point.nodes, point.shape, row.layers, seed, settings.device,
         out_dtype=point.out_dtype,
     )  # fmt: skip
+    inputs = pending.add_pending(inputs, work, seed)
     row.depth = inputs.depth
     tree = TreeBatch.from_parents(inputs.parents, max_depth=inputs.depth)
-    references = {i: oracle.verify_outputs(inputs, i) for i in {0, row.layers - 1}}
+    checked = {0, row.layers - 1}
+    start = pending.roots(inputs, checked)
+    references = {i: oracle.verify_outputs(start, i) for i in checked}
+    del start
     bole = _bole_candidates(inputs, tree, settings, row)
     right: list[Candidate] = []
     for candidate in [*bole, *_peer_candidates(inputs, point, settings, row)]:
         result = row.results[candidate.name]
         result.variant, result.workspace_bytes = candidate.variant, candidate.workspace_bytes
+        result.includes = candidate.includes
         if candidate.peer is not None:
             result.launches = candidate.peer.launches
             result.floor_us = _peer_floor(point, candidate, settings)
@@ -226,7 +232,7 @@ def run_point(point: Point, settings: Settings, seed: int) -> Row:
             _time_candidates(right, references, row, settings)
             row.build_us = _time_build(inputs, tree, settings)
         if settings.commit:
-            ready = [c for c in bole if c in right]
+            ready = [c for c in right if c in bole or hasattr(c.peer, "make_commit")]
             for candidate in ready:
                 for index in range(row.layers):
                     candidate.make_layer(index)()
