@@ -6,12 +6,13 @@
 from __future__ import annotations
 
 from bole_runtime.integrations.transformers.decode import RoundResult, TreeDecoder
-from bole_runtime.integrations.transformers.draft import Drafter, HiddenDrafter, PromptLookup, Proposal
+from bole_runtime.integrations.transformers.draft import Drafter, DraftSession, HiddenDrafter, PromptLookup, Proposal
 from bole_runtime.integrations.transformers.draft_model import ModelDrafter
 from bole_runtime.integrations.transformers.generate import generate, stream
 from bole_runtime.integrations.transformers.mtp import MtpDrafter, MtpHead
 
 __all__ = [
+    "DraftSession",
     "Drafter",
     "HiddenDrafter",
     "ModelDrafter",

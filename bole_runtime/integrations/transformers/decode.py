@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from bole_runtime.integrations.transformers.cache import TreeCache
-from bole_runtime.integrations.transformers.draft import Drafter, HiddenDrafter, Proposal, checked
+from bole_runtime.integrations.transformers.draft import Drafter, DraftSession, HiddenDrafter, Proposal, checked
 from bole_runtime.integrations.transformers.inputs import Request, joined, requests, stop_tokens
 from bole_runtime.integrations.transformers.model import HybridModel, library
 from bole_runtime.sampling import Acceptance, SamplingParams, accept
@@ -77,7 +77,10 @@ class TreeDecoder:
         given: object = drafter
         if given is not None and not isinstance(given, (Drafter, HiddenDrafter)):
             name = type(given).__name__
-            raise TypeError(f"drafter: {name} has no method propose(context, budget), nor those of a HiddenDrafter")
+            raise TypeError(f"drafter: {name} has no method propose(context, budget), nor begin(rows)")
+        for size, what in (("budget", budget), ("max_batch", max_batch)):
+            if not isinstance(what, int) or isinstance(what, bool):
+                raise TypeError(f"{size}: expected an int, got {type(what).__name__}")
         if not 0 <= budget < MAX_NODES:
             raise ValueError(f"budget: {budget} is not allowed; allowed: 0 to {MAX_NODES - 1}")
         if max_batch < 1:
@@ -115,15 +118,19 @@ class TreeDecoder:
             eos_token_id: ends a prompt. Default: the model's; an empty sequence: nothing does.
 
         Returns:
-            An iterator. Stopping early is safe.
+            An iterator. Stopping early is safe: its slots are free once it is closed or nothing refers to it any more.
 
         Raises:
             TypeError: an argument has a wrong type.
             ValueError: an argument is wrong, or (later) a proposal or the model's logits cannot be used.
         """
+        if not isinstance(max_new_tokens, int) or isinstance(max_new_tokens, bool):
+            raise TypeError(f"max_new_tokens: expected an int, got {type(max_new_tokens).__name__}")
         if max_new_tokens < 1:
             raise ValueError(f"max_new_tokens: {max_new_tokens} is not allowed; allowed: 1 or more")
         texts = requests(input_ids, attention_mask, self.hybrid.vocabulary)
+        if params is not None and not isinstance(params, SamplingParams):
+            raise TypeError(f"params: expected SamplingParams, got {type(params).__name__}")
         if params is not None and params.batch != len(texts):
             raise ValueError(f"params: for {params.batch} prompts, but there are {len(texts)}")
         if len(texts) > self.manager.config.max_batch:
@@ -138,17 +145,17 @@ class TreeDecoder:
         return self._decode(made, params, torch.tensor(given, device=self.hybrid.device))
 
     @torch.no_grad()
-    def _start(self, texts: Sequence[Request], slots: list[int]) -> tuple[torch.Tensor, TreeCache]:
-        """Read the prompts one by one; return the logits after each and their keys and values."""
+    def _start(self, texts: Sequence[Request], slots: list[int]) -> tuple[torch.Tensor, TreeCache, DraftSession | None]:
+        """Read the prompts one by one; return the logits after each, keys and values, and the drafter's session."""
         read = []
         for slot, request in zip(slots, texts, strict=True):
             done = self.hybrid.prefill(request.text)
             self.manager.import_states(slot, done.states, done.conv_states)
             read.append(done)
-        if isinstance(self.drafter, HiddenDrafter):
-            self.drafter.begin(len(texts))
+        session = self.drafter.begin(len(texts)) if isinstance(self.drafter, HiddenDrafter) else None
+        if session is not None:
             for row, done in enumerate(read):
-                self.drafter.observe(row, done.hidden)
+                session.observe(row, done.hidden)
         cache = TreeCache(
             library().DynamicCache(config=self.hybrid.config),
             self.hybrid.attention,
@@ -157,7 +164,7 @@ class TreeDecoder:
             [len(request.text) for request in texts],
             self.hybrid.device,
         )
-        return torch.cat([done.logits for done in read]), cache
+        return torch.cat([done.logits for done in read]), cache, session
 
     def _decode(
         self, texts: list[Request], params: SamplingParams | None, seeds: torch.Tensor
@@ -168,7 +175,7 @@ class TreeDecoder:
         try:
             slots.extend(self.manager.allocate() for _ in texts)
             where = torch.tensor(slots, dtype=torch.int32, device=device)
-            logits, cache = self._start(texts, slots)
+            logits, cache, session = self._start(texts, slots)
             last = torch.tensor([[request.text[-1]] for request in texts], device=device)
             root = TreeBatch.chain(batch, 1, device)
             # The last token of a prompt is a tree of its own: what follows it is drawn like everything else.
@@ -176,7 +183,7 @@ class TreeDecoder:
             yield RoundResult(_extend(texts, got)[0], none, none)
             committed = [request.prompt for request in texts]
             while not all(request.done for request in texts):
-                proposals = [None if r.done else self._propose(b, r) for b, r in enumerate(texts)]
+                proposals = [None if r.done else self._propose(session, b, r) for b, r in enumerate(texts)]
                 counts = [0 if p is None else 1 + len(p.tokens) for p in proposals]
                 nodes = self._bucket(max(counts))
                 if nodes not in by_nodes:
@@ -189,7 +196,8 @@ class TreeDecoder:
                 got = _accept(logits, tokens, rnd.tree, params, seeds, cache.lengths)
                 rnd.commit(got.accepted)
                 added, lengths = _extend(texts, got)
-                self._observe(got, hidden, lengths)
+                if session is not None:
+                    _observe(session, got, hidden, lengths)
                 committed = [n + m for n, m in zip(committed, lengths, strict=True)]
                 cache.keep(got, max(committed))
                 yield RoundResult(added, counts, lengths)
@@ -199,27 +207,28 @@ class TreeDecoder:
             for slot in slots:
                 self.manager.free(slot)
 
-    def _observe(self, got: Acceptance, hidden: torch.Tensor, lengths: list[int]) -> None:
-        """Hand the hidden states of accepted paths to a drafter that reads them."""
-        if isinstance(self.drafter, HiddenDrafter):
-            for row, count in enumerate(lengths):
-                if count:
-                    self.drafter.observe(row, hidden[row, got.path[row, :count].long()])
-
-    def _propose(self, row: int, request: Request) -> Proposal:
+    def _propose(self, session: DraftSession | None, row: int, request: Request) -> Proposal:
         # A path longer than what is still wanted would be cut off anyway; the last token needs no draft at all.
         budget = self.budget if request.left > 1 else 0
         if self.drafter is None or not budget:
             return _NOTHING
-        if isinstance(self.drafter, HiddenDrafter):
-            made = self.drafter.propose_for(row, request.text, budget)
+        if session is not None:
+            made = session.propose(row, request.text, budget)
         else:
+            assert isinstance(self.drafter, Drafter)
             made = self.drafter.propose(request.text, budget)
         return checked(made, budget, self.hybrid.vocabulary, self.drafter)
 
     def _bucket(self, nodes: int) -> int:
         """Return the capacity of the tree that a round uses: few distinct ones, so that few are made."""
         return min(1 << (nodes - 1).bit_length(), self.budget + 1)
+
+
+def _observe(session: DraftSession, got: Acceptance, hidden: torch.Tensor, lengths: list[int]) -> None:
+    """Hand over the hidden states of accepted paths."""
+    for row, count in enumerate(lengths):
+        if count:
+            session.observe(row, hidden[row, got.path[row, :count].long()])
 
 
 def _accept(

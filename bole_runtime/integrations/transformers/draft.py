@@ -37,13 +37,8 @@ class Drafter(Protocol):
         ...
 
 
-@runtime_checkable
-class HiddenDrafter(Protocol):
-    """A drafter that reads the model's hidden states, such as an MTP head."""
-
-    def begin(self, rows: int) -> None:
-        """Start with ``rows`` new texts."""
-        ...
+class DraftSession(Protocol):
+    """What a :class:`HiddenDrafter` keeps of the texts of one batch."""
 
     def observe(self, row: int, hidden: torch.Tensor) -> None:
         """Take the hidden states of the next committed tokens of a text.
@@ -55,8 +50,17 @@ class HiddenDrafter(Protocol):
         """
         ...
 
-    def propose_for(self, row: int, context: Sequence[int], budget: int) -> Proposal:
+    def propose(self, row: int, context: Sequence[int], budget: int) -> Proposal:
         """Propose a tree for one text; as :meth:`Drafter.propose`."""
+        ...
+
+
+@runtime_checkable
+class HiddenDrafter(Protocol):
+    """A drafter that reads the model's hidden states, such as an MTP head."""
+
+    def begin(self, rows: int) -> DraftSession:
+        """Start with ``rows`` new texts; sessions that are open already are not touched."""
         ...
 
 
@@ -66,7 +70,7 @@ def checked(proposal: Proposal, budget: int, vocabulary: int, drafter: object) -
     Raises:
         ValueError: it is no tree within the budget, or a token is outside the vocabulary.
     """
-    name = f"{type(drafter).__name__}.{'propose_for' if isinstance(drafter, HiddenDrafter) else 'propose'}"
+    name = f"{type(drafter).__name__}.propose"
     tokens, parents = list(proposal[0]), list(proposal[1])
     if len(tokens) != len(parents):
         raise ValueError(f"{name}: returned {len(tokens)} tokens and {len(parents)} parents; one a node is allowed")

@@ -50,7 +50,7 @@ def as_rows(input_ids: object) -> list[list[int]]:
             raise TypeError(f"input_ids: dtype {input_ids.dtype} is not allowed; allowed: integers")
         if input_ids.dim() not in (1, 2):
             raise ValueError(f"input_ids: expected shape [P] or [B, P], got {tuple(input_ids.shape)}")
-        rows: list[list[int]] = input_ids.reshape(-1, input_ids.shape[-1]).tolist()
+        rows: list[list[int]] = (input_ids if input_ids.dim() == 2 else input_ids[None]).tolist()
         return rows
     if not isinstance(input_ids, Sequence) or isinstance(input_ids, str):
         raise TypeError(f"input_ids: expected a tensor or lists of tokens, got {type(input_ids).__name__}")

@@ -21,6 +21,19 @@ from bole_runtime.integrations.transformers.model import library
 MODELS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
 
 
+class _Shared:
+    """The model behind a head: no submodule, since its parameters are not the head's; a copy of a head has the same."""
+
+    def __init__(self, model: Any) -> None:
+        self.model = model
+
+    def __deepcopy__(self, memo: object) -> _Shared:
+        return self
+
+    def __reduce__(self) -> Any:
+        raise TypeError("an MtpHead is not saved with its model; save head.state_dict()")
+
+
 class MtpHead(torch.nn.Module):
     """One attention layer behind the hidden states of a model.
 
@@ -54,8 +67,7 @@ class MtpHead(torch.nn.Module):
         self.block = type(text.layers[layer])(config, 0)
         self.norm = norm(size, eps=config.rms_norm_eps)
         self.to(text.norm.weight)
-        # Not a submodule: its parameters are the model's.
-        self._model = (model,)
+        self._shared = _Shared(model)
 
     def forward(
         self, hidden: torch.Tensor, tokens: torch.Tensor, cache: Any = None, start: int = 0
@@ -71,7 +83,7 @@ class MtpHead(torch.nn.Module):
         Returns:
             Hidden states [B, n, H], and logits of the token after each of ``tokens``, [B, n, V].
         """
-        (model,) = self._model
+        model = self._shared.model
         text = model.get_decoder()
         count = tokens.shape[1]
         both = (self.norm_embedding(text.embed_tokens(tokens)), self.norm_hidden(hidden))
@@ -79,7 +91,8 @@ class MtpHead(torch.nn.Module):
         positions = torch.arange(start, start + count, device=tokens.device).expand(tokens.shape[0], -1)
         seen = torch.arange(start + count, device=tokens.device) <= positions[0, :, None]
         mask = seen[None, None]
-        if text.config._attn_implementation == "eager":
+        # Its own: the model's may have been set to another since.
+        if self.block.self_attn.config._attn_implementation == "eager":
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, torch.finfo(x.dtype).min)
         x = self.block(
             x, position_embeddings=text.rotary_emb(x, positions), attention_mask=mask, position_ids=positions,
@@ -109,10 +122,17 @@ class MtpDrafter:
             if value < 1:
                 raise ValueError(f"{name}: {value} is not allowed; allowed: 1 or more")
         self.head, self.depth, self.width = head, depth, width
-        self._rows: list[_Row] = []
 
-    def begin(self, rows: int) -> None:
-        """Forget everything: ``rows`` new texts."""
+    def begin(self, rows: int) -> MtpSession:
+        """Start with ``rows`` new texts."""
+        return MtpSession(self, rows)
+
+
+class MtpSession:
+    """The texts of one batch: caches of the head, and hidden states that have not been through it."""
+
+    def __init__(self, drafter: MtpDrafter, rows: int) -> None:
+        self._drafter = drafter
         self._rows = [_Row() for _ in range(rows)]
 
     def observe(self, row: int, hidden: torch.Tensor) -> None:
@@ -120,24 +140,24 @@ class MtpDrafter:
         self._rows[row].hidden.append(hidden)
 
     @torch.no_grad()
-    def propose_for(self, row: int, context: Sequence[int], budget: int) -> Proposal:
+    def propose(self, row: int, context: Sequence[int], budget: int) -> Proposal:
         """Return the tree for a text whose last token, the root, has not been through the model yet."""
-        state, trie = self._rows[row], Trie(budget)
+        state, trie, drafter = self._rows[row], Trie(budget), self._drafter
         if not state.hidden:
             return trie.proposal()
         hidden = torch.cat(state.hidden)[None]
         device, count = hidden.device, hidden.shape[1]
         known = torch.tensor([list(context[state.done + 1 : state.done + 1 + count])], device=device)
-        x, logits = self.head(hidden, known, state.cache, state.done)
+        x, logits = drafter.head(hidden, known, state.cache, state.done)
         state.done, state.hidden = state.done + count, []
         x, logits, node, drafted = x[:, -1:], logits[:, -1], -1, 0
-        for step in range(self.depth):
-            best = logits[0].topk(min(self.width, logits.shape[-1])).indices.tolist()
+        for step in range(drafter.depth):
+            best = logits[0].topk(min(drafter.width, logits.shape[-1])).indices.tolist()
             made = [trie.child(node, token) for token in best]
             node = made[0]
-            if trie.full or step + 1 == self.depth:
+            if trie.full or step + 1 == drafter.depth:
                 break
-            x, logits = self.head(x, torch.tensor([best[:1]], device=device), state.cache, state.done + drafted)
+            x, logits = drafter.head(x, torch.tensor([best[:1]], device=device), state.cache, state.done + drafted)
             logits, drafted = logits[:, -1], drafted + 1
         state.drop(drafted)
         return trie.proposal()
