@@ -35,6 +35,7 @@ class AcceptanceModel:
         accepted: fp32 [bins], faded number of those that were accepted.
     """
 
+    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def __init__(
         self, *, bins: int = 24, prior: float = 8.0, memory: float = 200.0, device: torch.device | str = "cpu"
     ) -> None:
@@ -86,11 +87,13 @@ class AcceptanceModel:
         clean = scores.float().nan_to_num(0.0).clamp(0.0, 1.0)
         return (clean * self.factors()[self._bin(clean)]).clamp(max=1.0)
 
+    @torch.no_grad()  # what lives on keeps no round's graph
     def update(self, scores: torch.Tensor, tree: TreeBatch, result: Acceptance) -> None:
         """Take in a round.
 
         Args:
             scores: fp32 ``tree.lead``, the draft's cumulative probability of each verified node, uncorrected.
+                No gradient is recorded.
             tree: what was verified.
             result: what was accepted.
 
