@@ -21,7 +21,7 @@ needs_cpu_only = pytest.mark.skipif(torch.cuda.is_available(), reason="for machi
 class Ring:
     """A peer that answers from the oracle and commits by a call of its own, with a fault on request."""
 
-    name, version, profile, includes, commits, bound = "ring", "1.0", "fast", "verify over a ring", False, None
+    name, version, profile, includes, commits = "ring", "1.0", "fast", "verify over a ring", False
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault

@@ -56,6 +56,8 @@ def test_a_peer_that_commits_is_compared_with_a_verify_and_a_commit() -> None:
     row = make_row("treewy-bf16", 64.0, commits=True)
     assert row.peer_ratio("treewy-bf16") == 4.0
     assert peer_verdict(row, "treewy-bf16") == "fast verify and commit over treewy-bf16: 4.0x met >=3x"
+    assert row.ratio("fast") == 4.0
+    assert row.ratio("lossless") is None
     row.commit.clear()
     assert peer_verdict(row, "treewy-bf16") == "fast verify and commit over treewy-bf16: no ratio (>=3x)"
 

@@ -72,7 +72,7 @@ class TorchPeer:
     """A peer that answers from the oracle, with a fault on request."""
 
     name, version, profile = "other", "1.0", "fast"
-    includes, commits, bound = "verify", False, None
+    includes, commits = "verify", False
 
     def __init__(self, fault: str = "") -> None:
         self.fault = fault

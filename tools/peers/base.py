@@ -90,7 +90,6 @@ class Peer(Protocol):
         profile: the Bole profile whose error it is comparable with, ``fast`` or ``lossless``.
         includes: what one timed call does, in the words of the report.
         commits: whether a call also commits the round before it, so that its like is a verify and a commit.
-        bound: relative error it may have instead of its profile's, where its own rounding is known to be coarser.
     """
 
     name: str
@@ -98,7 +97,6 @@ class Peer(Protocol):
     profile: str
     includes: str
     commits: bool
-    bound: float | None
 
     def refuses(self, work: Workload) -> str | None:
         """Return why this peer cannot serve a point, or None."""

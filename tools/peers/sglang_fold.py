@@ -84,7 +84,6 @@ class ReplayFold(ReplaySSM):
     name = "replayssm-fold"
     profile = "lossless"
     includes = "serial verify, keeps the window's inputs"
-    bound: float | None = None
 
     @classmethod
     def load(cls, path: str | None) -> ReplayFold:

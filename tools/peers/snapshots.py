@@ -73,7 +73,6 @@ class SnapshotPeer(ABC):
     profile = "fast"
     includes = "verify, a state snapshot a node"
     commits = False
-    bound: float | None = None
 
     def __init__(self, name: str, version: str) -> None:
         """Name it."""

@@ -27,8 +27,6 @@ INSIDE = "vllm/third_party/flash_linear_attention/ops"
 TREE, CHAIN = "tree_wy_tree_commit_capture_triton", "tree_wy_chain_commit_capture_triton"
 #: A program holds matrices of all nodes squared, padded to a power of two: 256 squared are beyond two warps.
 MAX_NODES = 128
-#: Operands in bf16: keys, queries, the state and pseudo-values are each rounded once.
-BF16_BOUND = 1.5e-2
 #: What scratch holds that a call must not use. No NaN: the commit multiplies all of the stash by weights, here zero.
 GARBAGE = 1e3
 
@@ -123,7 +121,10 @@ class PreparedTreeWY:
 
 
 class TreeWY:
-    """The peers ``treewy-bf16`` (operands in bf16, its default) and ``treewy-ieee`` (fp32)."""
+    """The peers ``treewy-bf16`` (operands in bf16, its default) and ``treewy-ieee`` (fp32).
+
+    Keys, queries, the state, the readout's weights and pseudo-values in bf16 cost 2.4e-3, which is within ``fast``.
+    """
 
     commits = True
     includes = "verify, and the commit of the round before; reads and writes the states"
@@ -132,7 +133,6 @@ class TreeWY:
         """Wrap loaded functions; use :meth:`load`."""
         self.name, self.version = f"treewy-{'bf16' if bf16 else 'ieee'}", version
         self.profile = "fast" if bf16 else "lossless"
-        self.bound: float | None = BF16_BOUND if bf16 else None
         self._functions, self._bf16 = functions, bf16
 
     @classmethod

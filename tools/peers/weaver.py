@@ -135,7 +135,6 @@ class Weaver:
     """The peers ``weaver-tf32`` and ``weaver-tf32x3``."""
 
     commits = False
-    bound: float | None = None
     includes = "verify, trees built before"
 
     def __init__(self, functions: dict[str, Callable[..., Any]], version: str, precision: str) -> None:

@@ -187,9 +187,7 @@ def peer_candidate(peer: Peer, prepared: PreparedPeer, inputs: VerifyInputs) -> 
     """Wrap a prepared peer."""
     layers = len(inputs.layers)
     # A peer that keeps states of nodes in a narrow pool dtype rounds them at every step; its time still counts.
-    bound = peer.bound or OUTPUT_BOUND[peer.profile]
-    if inputs.workload.state_dtype != "fp32":
-        bound = NARROW_STATE_BOUND
+    bound = OUTPUT_BOUND[peer.profile] if inputs.workload.state_dtype == "fp32" else NARROW_STATE_BOUND
 
     def poison() -> None:
         prepared.poison()

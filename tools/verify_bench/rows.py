@@ -99,19 +99,18 @@ class Row:
         return self.results.get(self.peers[0]) if self.peers else None
 
     def ratio(self, profile: str) -> float | None:
-        """Return how many times faster than the first peer, or None."""
-        mine, peer = self.best(profile), self.serial
-        if mine is None or peer is None or not mine.us or not peer.us:
-            return None
-        return peer.us / mine.us
+        """Return how many times faster than the first peer at the same work, or None."""
+        peer = self.serial
+        return None if peer is None else self._over(peer, profile)
 
     def peer_ratio(self, name: str) -> float | None:
-        """Return how many times faster Bole's profile is than a peer at the same work, or None.
-
-        The like of a peer whose call commits as well is a verify and a commit.
-        """
+        """Return how many times faster Bole's profile is than a peer at the same work and precision, or None."""
         peer = self.results[name]
-        mine, fold = self.best(peer.profile), self.commit.get(peer.profile)
+        return self._over(peer, peer.profile)
+
+    def _over(self, peer: Result, profile: str) -> float | None:
+        """Return a ratio of times; the like of a peer whose call commits as well is a verify and a commit."""
+        mine, fold = self.best(profile), self.commit.get(profile)
         if mine is None or not mine.us or not peer.us:
             return None
         if not peer.commits:
