@@ -7,7 +7,8 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from bole_runtime.budget.allocation import Allocation, allocate, reach
-    from bole_runtime.budget.calibration import Point, calibrate
+    from bole_runtime.budget.calibration import calibrate
+    from bole_runtime.budget.calibration_file import Point
     from bole_runtime.budget.correct import AcceptanceModel
     from bole_runtime.budget.rules import choose_capacity, expected_tokens, goodput_nodes, published_nodes
     from bole_runtime.budget.table import CalibrationError, CalibrationTable, load_calibration, save_calibration
@@ -18,7 +19,7 @@ _EXPORTS = {
     "Allocation": "allocation",
     "CalibrationError": "table",
     "CalibrationTable": "table",
-    "Point": "calibration",
+    "Point": "calibration_file",
     "allocate": "allocation",
     "calibrate": "calibration",
     "choose_capacity": "rules",

@@ -2,47 +2,21 @@
 
 from __future__ import annotations
 
-import datetime
 import statistics
 import time
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 import torch
 
-from bole_runtime.budget.table import (
-    CalibrationError,
-    CalibrationTable,
-    Timing,
-    check_target,
-    load_calibration,
-    save_calibration,
-)
+from bole_runtime.budget.calibration_file import CalibrationFile, Point, point_of
+from bole_runtime.budget.table import CalibrationError, CalibrationTable, Timing, check_target
 
 Run = Callable[[], object]
 _MOST = 1 << 31
 _LONGEST_US = 1e9
-_INCOMPLETE = "; incomplete: "
 #: Runs a function once and returns its time in microseconds.
 Timer = Callable[[Run], float]
-
-
-@dataclass(frozen=True)
-class Point:
-    """One setting to measure.
-
-    Attributes:
-        batch: requests.
-        nodes: nodes a request; 1 is plain decoding.
-        kv: context length.
-        depth: largest number of strict ancestors; 0 when decoding.
-    """
-
-    batch: int
-    nodes: int
-    kv: int
-    depth: int
 
 
 def calibrate(
@@ -83,7 +57,8 @@ def calibrate(
         progress: called with a line for every group of points.
         resume: keep what the file at ``path`` holds, if there is one, and measure what it lacks. It must be of the same
             name, device, torch and repeats. A group that lacks a point that can run now is measured again, so that what
-            is compared was timed together.
+            is compared was timed together; a point of it that cannot run now keeps its time. Where decoding cannot run
+            now, the group stays as it was.
 
     Returns:
         The table; medians with the distance between quartiles.
@@ -94,7 +69,8 @@ def calibrate(
             resume is of something else. Nothing has run.
         OSError: likewise, the folder of ``path`` cannot be written.
         CalibrationError: decoding itself cannot run for some batches and context lengths (all others were measured),
-            or something failed (nothing was measured after it). Finished groups are in the file and in the error's
+            so that they, or points that a resumed file lacks, are missing; or something failed (nothing was measured
+            after it). Finished groups are in the file and in the error's
             ``table``. Also if the file to resume cannot be read.
     """
     for what, values, low in (("batches", batches, 1), ("nodes", nodes, 1), ("kv_lengths", kv_lengths, 0),
@@ -119,8 +95,12 @@ def calibrate(
     path = check_target(name, path)
     where = torch.device(device or ("cuda" if torch.cuda.is_available() else "cpu"))
     measure = timer or (_cuda_timer(where) if where.type == "cuda" else _clock)
-    groups = [(batch, kv) for batch in sorted(set(batches)) for kv in sorted(set(kv_lengths))]
-    file = _File(
+    groups = {
+        (batch, kv): list(_points(batch, kv, nodes, depths))
+        for batch in sorted(set(batches))
+        for kv in sorted(set(kv_lengths))
+    }
+    file = CalibrationFile(
         path,
         name,
         torch.cuda.get_device_name(where) if where.type == "cuda" else "cpu",
@@ -130,87 +110,25 @@ def calibrate(
     if resume:
         file.read()
     failed = []
-    for batch, kv in groups:
-        points, before = list(_points(batch, kv, nodes, depths)), file.done.get((batch, kv), [])
+    for (batch, kv), points in groups.items():
+        before = file.done.get((batch, kv), [])
         if progress is not None:
             progress(f"batch {batch}, kv {kv}: {len(points)} points{', some measured before' if before else ''}")
         try:
-            runs = _prepare(forward, points, before)
-            if runs or not before:
-                file.done[batch, kv] = _measure(runs, measure, repeats, warmup) if runs else []
+            runs, missing = _prepare(forward, points, before)
+            if not missing:
+                timed = {point for point, _ in runs}
+                kept = [e for e in before if point_of(e) not in timed]
+                file.finish((batch, kv), _measure(runs, measure, repeats, warmup) + kept)
         except Exception as error:
             raise file.unfinished([f"batch {batch}, kv {kv}: {type(error).__name__}: {error}"]) from error
-        if file.done[batch, kv]:
-            file.write()
-        else:
+        if missing:
             failed.append(f"decoding cannot run at batch {batch}, kv {kv}: forward gave None")
+            if before:
+                failed[-1] += f", missing: {', '.join(f'{p.nodes} nodes of depth {p.depth}' for p in missing)}"
     if failed:
         raise file.unfinished(failed)
     return file.table()
-
-
-class _File:
-    """Groups that are finished, and the file that holds them."""
-
-    def __init__(self, path: Path | None, name: str, device: str, protocol: str, groups: list[tuple[int, int]]) -> None:
-        self._path, self._groups, self._protocol = path, groups, protocol
-        self._name, self._device, self._torch, self._date = name, device, torch.__version__, _today()
-        self.done: dict[tuple[int, int], list[Timing]] = {}
-
-    def read(self) -> None:
-        """Take the groups of the file, if there is one."""
-        if self._path is None:
-            raise ValueError("resume: there is nothing to resume without path")
-        if not self._path.exists():
-            return
-        table = load_calibration(self._path)
-        for what, given, value in (
-            ("label", table.label, "measured"),
-            ("name", table.name, self._name),
-            ("device", table.device, self._device),
-            ("torch", table.torch_version, self._torch),
-            ("protocol", table.protocol.split(_INCOMPLETE)[0], self._protocol),
-        ):
-            if given != value:
-                raise ValueError(
-                    f"resume: {what} of {self._path} is {given!r}, not {value!r}; calibrate to another file"
-                )
-        for entry in table.entries:
-            self.done.setdefault((entry.batch, entry.kv), []).append(entry)
-
-    def table(self) -> CalibrationTable:
-        """Return the finished groups."""
-        finished = sum(bool(self.done.get(g)) for g in self._groups)
-        incomplete = f"{_INCOMPLETE}{finished} of {len(self._groups)} groups" if finished < len(self._groups) else ""
-        return CalibrationTable(
-            [entry for group in self.done.values() for entry in group],
-            name=self._name,
-            device=self._device,
-            date=self._date,
-            torch_version=self._torch,
-            protocol=self._protocol + incomplete,
-        )
-
-    def write(self) -> None:
-        if self._path is not None:
-            save_calibration(self.table(), self._path)
-
-    def unfinished(self, reasons: list[str]) -> CalibrationError:
-        """Return the error that says what failed, what is whole, and how to go on."""
-        whole = any(self.done.values())
-        if not whole:
-            kept = "nothing was measured"
-        elif self._path is None:
-            kept = "what is whole is the error's table; with path= it could be resumed"
-        else:
-            kept = f"what is whole is in {self._path}; the same call with resume=True measures the rest"
-        error = CalibrationError(f"{'; '.join(reasons)} ({kept})")
-        error.table = self.table() if whole else None
-        return error
-
-
-def _today() -> str:
-    return datetime.datetime.now(datetime.timezone.utc).date().isoformat()
 
 
 def _points(batch: int, kv: int, nodes: Sequence[int], depths: Sequence[int]) -> Iterable[Point]:
@@ -222,19 +140,20 @@ def _points(batch: int, kv: int, nodes: Sequence[int], depths: Sequence[int]) ->
 
 def _prepare(
     forward: Callable[[Point], Run | None], points: list[Point], before: list[Timing]
-) -> list[tuple[Point, Run]]:
-    """Return what to time of a group, nothing where it is whole or decoding cannot run."""
-    old = [Point(e.batch, e.nodes, e.kv, e.depth) for e in before]
+) -> tuple[list[tuple[Point, Run]], list[Point]]:
+    """Return what to time of a group (nothing where it is whole), and what is missing since decoding cannot run."""
+    old = [point_of(e) for e in before]
+    new = [p for p in points if p not in old]
     made: dict[Point, Run] = {}
-    for point in [p for p in points if p not in old] + old:
+    for point in new + old:
         if point in old and not made:
-            return []
+            break
         run = forward(point)
         if run is not None:
             made[point] = run
         elif point.nodes == 1:
-            return []
-    return sorted(made.items(), key=lambda item: (item[0].depth, item[0].nodes))
+            return [], [p for p in made if p in new] or [point]
+    return sorted(made.items(), key=lambda item: (item[0].depth, item[0].nodes)), []
 
 
 def _measure(runs: list[tuple[Point, Run]], measure: Timer, repeats: int, warmup: int) -> list[Timing]:
