@@ -26,7 +26,7 @@ class MemoryPlan:
         factors: round lifetime: k, v and gates of every node of the batch, all layers.
         conv_inputs: round lifetime: raw inputs of the convolutions, all layers.
         scratch: lifetime of one layer's call, shared by the layers; what the kernel that takes most of those that calls
-            up to the capacities can choose needs. 0 without a GPU in sight.
+            up to the capacities can choose needs, with and without ``qk_l2norm``. 0 without a GPU in sight.
         snapshots: what keeping a state for each of these nodes instead would take (recurrent states alone).
         conv_snapshots: the same for convolution states.
         nodes: of the batch.

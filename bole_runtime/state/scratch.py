@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Callable, Iterator
+from itertools import product
 from typing import TYPE_CHECKING
 
 import torch
@@ -57,7 +58,8 @@ def most_scratch(config: StateConfig, choose: Chooser, batch_invariant: bool) ->
     """Return the fp32 elements of scratch memory of the call that takes most.
 
     Another capacity is another kernel, so that the largest batch of the largest trees need not be the one: every bucket
-    within the capacities is looked up.
+    within the capacities is looked up, and both settings of ``qk_l2norm``, which a call may choose against its family's
+    default. Exact for calls that use all of that, an upper bound for those that keep to a part.
 
     Args:
         config: of the manager.
@@ -72,9 +74,9 @@ def most_scratch(config: StateConfig, choose: Chooser, batch_invariant: bool) ->
     if config.dtype not in SHORT or config.state_dtype not in SHORT:
         return most  # element types without kernels
     for layer in dict.fromkeys(y for y in config.layers if y.spec.kernels):
-        for mode in layer.spec.modes:
+        for mode, norm in product(layer.spec.modes, (False, True)):
             for nodes, depth, batch in _capacities(config, layer.value_heads, batch_invariant):
-                problem = verify_problem(config, layer, mode, nodes, depth, batch, layer.spec.qk_l2norm)
+                problem = verify_problem(config, layer, mode, nodes, depth, batch, norm)
                 if not served(problem):
                     continue
                 try:

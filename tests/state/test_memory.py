@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+from itertools import product
 from typing import Any
 
 import pytest
@@ -11,7 +12,8 @@ import torch
 from bole_testing.serving import LAYERS
 
 from bole_runtime import LayerGeometry, StateManager, TreeBatch, get_family, gpus, plan_memory
-from bole_runtime.kernels.variants import get_variant
+from bole_runtime.families import KERNEL_FAMILIES
+from bole_runtime.kernels.variants import get_variant, served
 from bole_runtime.state.buffers import LayerScratch
 from bole_runtime.state.config import state_config
 from bole_runtime.state.kernels import verify_problem
@@ -119,6 +121,24 @@ def test_no_round_takes_more_scratch_memory_than_the_plan(precision: str) -> Non
     plan = plan_memory([layer], gpu="h200", **sizes)
     assert plan.scratch == 4 * max(needs) > 4 * needs[0]
     assert plan_memory([layer], gpu="h200", batch_invariant=True, **sizes).scratch == 4 * elements(64, 63, 64)
+
+
+@pytest.mark.parametrize("invariant", [False, True], ids=["by_tree", "batch_invariant"])
+@pytest.mark.parametrize("family", KERNEL_FAMILIES)
+def test_the_plan_covers_both_settings_of_qk_l2norm(family: str, invariant: bool) -> None:
+    choose = by_tables("NVIDIA H200", gpus.get("h200").limits())
+    for dk, nodes, dtype in ((128, 64, torch.bfloat16), (64, 40, torch.float32), (16, 200, torch.float32)):
+        layer = LayerGeometry(4, 4, dk, 64, recurrence=family)
+        sizes: dict[str, Any] = {"slots": 9, "max_batch": 9, "max_nodes": nodes, "dtype": dtype}
+        config, most = state_config([layer], **sizes), 0
+        for mode, norm, batch in product(layer.spec.modes, (False, True), (1, 9)):
+            for n in (nodes,) if invariant else (1, 16, 17, 33, nodes):
+                chosen_for = 9 if invariant else batch
+                problem = verify_problem(config, layer, mode, n, n - 1, chosen_for, norm)
+                if served(problem):
+                    chosen = choose(problem)
+                    most = max(most, sum(get_variant("verify", chosen.variant).workspace(problem, chosen, batch, 4)))
+        assert plan_memory([layer], gpu="h200", batch_invariant=invariant, **sizes).scratch >= 4 * most
 
 
 def test_scratch_memory_is_reserved_once() -> None:
