@@ -5,34 +5,36 @@ from __future__ import annotations
 import torch
 
 from bole_runtime.backend_choice import backend_name
+from bole_runtime.tree.check import check_dense
 from bole_runtime.validate import check_index, not_a
+from bole_runtime.validate_memory import check_elements_apart
 
 
 def copy_slots(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -> None:
     """Copy slots of all layers. No host sync on a device, so a CUDA graph can hold the call.
 
+    One launch on a device. A slot that is one dense block of memory, in whatever order of its dimensions, is read and
+    written in a row; another one element by element of its shape.
+
     Args:
-        pool: [layers, slots, ...], every slot of a layer one dense block of memory; any dtype.
+        pool: [layers, slots, ...], any strides, no two elements in one place; any dtype.
         source: int32 or int64 [B].
         target: int32 or int64 [B]; rows where either number is outside the slots copy nothing. A target may be no other
             row's source or target.
 
     Raises:
         TypeError: no tensors, or indices that are no integers.
-        ValueError: wrong shapes or devices, or slots that are no dense block. Nothing has been written.
+        ValueError: wrong shapes or devices, or elements that share memory. Nothing has been written.
     """
-    if not isinstance(pool, torch.Tensor):
-        not_a("pool", pool, "a torch.Tensor")
-    if pool.dim() < 3:
-        raise ValueError(f"pool: expected [layers, slots, ...], got {pool.dim()} dimensions")
+    check_pool("pool", pool)
     if not isinstance(source, torch.Tensor):
         not_a("source", source, "a torch.Tensor")
     rows = source.shape[0] if source.dim() else 0
     source = check_index("source", source, pool.device, rows)
     target = check_index("target", target, pool.device, rows)
-    words = _blocks(pool)
-    if not rows or not words.numel():
+    if not rows or not pool.numel():
         return
+    words = _merged(pool)
     if backend_name(pool.device) == "triton":
         from bole_runtime.state.copy_slots_triton import copy_on_device
 
@@ -44,14 +46,29 @@ def copy_slots(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -
             words[:, t] = words[:, s]
 
 
-def _blocks(pool: torch.Tensor) -> torch.Tensor:
-    """Return the pool as [layers, slots, elements of a slot], whatever the order of dimensions inside a slot."""
-    strides = pool.stride()
-    inside = sorted(range(2, pool.dim()), key=lambda d: (-strides[d], d))
-    elements, expected = 1, 1
-    for d in reversed(inside):
-        if pool.shape[d] != 1 and strides[d] != expected:
-            raise ValueError(f"pool: the slots are no dense blocks, strides are {strides}")
-        expected *= pool.shape[d]
-        elements *= pool.shape[d]
-    return pool.as_strided((*pool.shape[:2], elements), (*strides[:2], 1))
+def check_pool(name: str, pool: torch.Tensor) -> None:
+    """Check what :func:`copy_slots` needs of a pool, where it is made.
+
+    Raises:
+        TypeError: no dense tensor.
+        ValueError: too few dimensions, or elements that share memory.
+    """
+    if not isinstance(pool, torch.Tensor):
+        not_a(name, pool, "a torch.Tensor")
+    check_dense(name, pool)
+    if pool.dim() < 3:
+        raise ValueError(f"{name}: expected [layers, slots, ...], got {pool.dim()} dimensions")
+    check_elements_apart(name, pool)
+
+
+def _merged(pool: torch.Tensor) -> torch.Tensor:
+    """Return the pool with the dimensions of a slot by falling stride, those that are one run of memory merged."""
+    inside: list[tuple[int, int]] = []
+    dims = zip(pool.shape[2:], pool.stride()[2:], strict=True)
+    for size, stride in sorted((d for d in dims if d[0] > 1), key=lambda d: -d[1]):
+        if inside and inside[-1][1] == size * stride:
+            inside[-1] = (inside[-1][0] * size, stride)
+        else:
+            inside.append((size, stride))
+    sizes, strides = [n for n, _ in inside or [(1, 1)]], [s for _, s in inside or [(1, 1)]]
+    return pool.as_strided((*pool.shape[:2], *sizes), (*pool.stride()[:2], *strides))

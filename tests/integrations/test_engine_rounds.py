@@ -11,7 +11,6 @@ from bole_testing.close import assert_close, assert_same_bits
 
 from bole_runtime import LayerGeometry, TreeBatch, commit, conv_commit, tree_conv, verify
 from bole_runtime.integrations.engine_rounds import BatchRound, EnginePools, EngineRounds
-from bole_runtime.state.copy_slots import copy_slots
 
 LAYERS, SLOTS, NODES, HK, HV, D, W = 3, 9, 7, 1, 2, 8, 4
 PARTS = (HK * D, HK * D, HV * D)
@@ -157,23 +156,3 @@ def test_pools_must_have_the_channels_of_the_layer() -> None:
     pools = EnginePools(torch.zeros(LAYERS, SLOTS, HV, D, D), torch.zeros(LAYERS, SLOTS, 9, W - 1))
     with pytest.raises(ValueError, match="9 channels of convolutions, where the layer has 32"):
         EngineRounds(geometry("gdn"), pools, nodes=NODES, max_depth=1, batch=2)
-
-
-def test_copy_slots_copies_rows_that_name_slots() -> None:
-    pool = torch.arange(2 * 5 * 6.0).reshape(2, 5, 2, 3)
-    want = pool.clone()
-    want[:, 3], want[:, 4] = pool[:, 0], pool[:, 1]
-    copy_slots(pool, torch.tensor([0, -1, 1, 2, 0]), torch.tensor([3, 2, 4, -1, 9], dtype=torch.int32))
-    assert torch.equal(pool, want)
-    turned = torch.randn(2, 5, 3, 2).transpose(2, 3)  # a dense block in another order
-    want = turned.clone()
-    want[:, 4] = turned[:, 0]
-    copy_slots(turned, torch.tensor([0]), torch.tensor([4]))
-    assert torch.equal(turned, want)
-    apart = torch.zeros(2, 5, 2, 8)[..., ::2]
-    with pytest.raises(ValueError, match="no dense blocks"):
-        copy_slots(apart, torch.tensor([0]), torch.tensor([4]))
-    with pytest.raises(ValueError, match="target"):
-        copy_slots(pool, torch.tensor([0]), torch.tensor([4, 1]))
-    with pytest.raises(TypeError, match="source"):
-        copy_slots(pool, torch.tensor([0.0]), torch.tensor([4]))
