@@ -53,7 +53,8 @@ def calibrate(
         repeats: timed runs of a point, 3 at least.
         warmup: runs before them.
         timer: replaces the timing of one run.
-        path: file to write, in one step after every group (one batch and context length).
+        path: file to write, in one step after every group (one batch and context length); of a link, the regular file
+            that it leads to.
         progress: called with a line for every group of points.
         resume: keep what the file at ``path`` holds, if there is one, and measure what it lacks. It must be of the same
             name, device, torch and repeats. A group that lacks a point that can run now is measured again, so that what

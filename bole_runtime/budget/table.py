@@ -5,8 +5,10 @@ This module imports msgspec, so nothing imports it until a table is read or writ
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import stat
 import tempfile
 from bisect import bisect_left
 from collections.abc import Iterable
@@ -19,6 +21,7 @@ from msgspec import Meta
 SCHEMA_VERSION = 1
 MAX_FILE_BYTES = 4 << 20
 MAX_ENTRIES = 20_000
+_TEMPORARY = ".calibration."  # no part of the file's name, which may be as long as a name can be
 
 Line = Annotated[str, Meta(max_length=400, pattern=r"\A[^\x00-\x1f\x7f]*\Z")]
 Count = Annotated[int, Meta(ge=0, le=1 << 31)]
@@ -225,34 +228,59 @@ def check_target(name: str, path: Path | str | None) -> Path | None:
 
     Raises:
         TypeError: ``name`` is no string, or ``path`` no path.
-        ValueError: a name that no file may have, or a path that is a folder.
+        ValueError: a name that no file may hold, or a path that no file can have or that is no regular file.
         OSError: the folder cannot be made or written.
     """
     try:
-        msgspec.convert(name, Line)
-    except msgspec.ValidationError as error:
+        msgspec.convert(name, Line).encode()
+    except (msgspec.ValidationError, UnicodeEncodeError) as error:
         kind = ValueError if isinstance(name, str) else TypeError
-        raise kind(f"name: {name!r} is not allowed; allowed: one line of up to 400 characters") from error
+        raise kind(
+            f"name: {name!r} is not allowed; allowed: one line of up to 400 characters that UTF-8 can hold"
+        ) from error
     if path is None:
         return None
     if not isinstance(path, (str, os.PathLike)):
         raise TypeError(f"path: expected a path, got {type(path).__name__}")
     path = Path(path)
-    if path.is_dir():
-        raise ValueError(f"path: {path} is a folder; allowed: a file")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryFile(dir=path.parent):
+    target = _target(path)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with tempfile.NamedTemporaryFile(dir=target.parent, prefix=_TEMPORARY):
         return path
+
+
+def _target(path: Path) -> Path:
+    """Return what is replaced or made when ``path`` is written: links are followed, to a regular file alone."""
+    allowed = "allowed: a new file, a regular file, or a link to one"
+    try:
+        target = Path(os.path.realpath(path))
+        mode = target.stat().st_mode
+    except FileNotFoundError:
+        if path.is_symlink():
+            raise ValueError(f"path: {path} is a link to nothing; {allowed}") from None
+        return target
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno not in (errno.ENAMETOOLONG, errno.ELOOP):
+            raise
+        raise ValueError(f"path: {str(path)!r} is not allowed: {getattr(error, 'strerror', None) or error}") from error
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no regular file"
+        raise ValueError(f"path: {path} is {what}; {allowed}")
+    return target
 
 
 def save_calibration(table: CalibrationTable, path: Path | str) -> None:
     """Write a calibration file: sorted, one timing a line, in one step (a reader sees the old file or the new one).
 
+    Where ``path`` is a link, the file that it leads to is replaced.
+
     Raises:
         CalibrationError: the table holds what no file may.
+        ValueError: ``path`` is something other than a regular file, leads to nothing, or no file can have it.
         OSError: the folder cannot be written.
     """
     path = Path(path)
+    target = _target(path)
     head = {
         "schema_version": SCHEMA_VERSION, "label": table.label, "name": table.name, "device": table.device,
         "torch": table.torch_version, "date": table.date, "protocol": table.protocol,
@@ -260,18 +288,19 @@ def save_calibration(table: CalibrationTable, path: Path | str) -> None:
     rows = ",\n".join(f"    {json.dumps(msgspec.to_builtins(e))}" for e in table.entries)
     text = json.dumps(head, indent=2, ensure_ascii=False)[:-2] + f',\n  "entries": [\n{rows}\n  ]\n}}\n'
     try:
-        msgspec.json.decode(text.encode(), type=_File)  # what is written can be read
-    except msgspec.MsgspecError as error:
+        data = text.encode()
+        msgspec.json.decode(data, type=_File)  # what is written can be read
+    except (msgspec.MsgspecError, UnicodeEncodeError) as error:
         raise CalibrationError(f"calibration {path}: cannot be written: {error}") from error
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=_TEMPORARY)
     try:
-        with os.fdopen(handle, "w", encoding="utf-8") as file:
-            file.write(text)
+        with os.fdopen(handle, "wb") as file:
+            file.write(data)
             file.flush()
             os.fsync(file.fileno())
         os.chmod(name, 0o644)
-        os.replace(name, path)
+        os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
