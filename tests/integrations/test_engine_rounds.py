@@ -138,21 +138,3 @@ def test_rounds_of_changing_batch_sizes(family: str, track: bool) -> None:
             assert_same_bits(f"turn {turn} layer {n} windows", got, window)
         for kept in set(range(SLOTS)) - set(slots.tolist()) - set(targets.tolist()):
             assert_same_bits("another slot", pools.states[:, kept], before[:, kept])
-
-
-def test_a_commit_of_layers_that_were_not_verified_is_refused() -> None:
-    rounds = make_rounds()
-    current = rounds.batch(2)
-    given = LayerInputs("gdn")
-    given.draw(2)
-    current.set_parents(None)
-    slots = torch.tensor([0, 1])
-    run_layer(current, 1, given, slots, 1)
-    with pytest.raises(RuntimeError, match="1 of 3 layers were verified with 2 rows"):
-        current.commit(slots, slots)
-
-
-def test_pools_must_have_the_channels_of_the_layer() -> None:
-    pools = EnginePools(torch.zeros(LAYERS, SLOTS, HV, D, D), torch.zeros(LAYERS, SLOTS, 9, W - 1))
-    with pytest.raises(ValueError, match="9 channels of convolutions, where the layer has 32"):
-        EngineRounds(geometry("gdn"), pools, nodes=NODES, max_depth=1, batch=2)
