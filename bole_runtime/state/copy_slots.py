@@ -41,9 +41,10 @@ def copy_slots(pool: torch.Tensor, source: torch.Tensor, target: torch.Tensor) -
         copy_on_device(words, source, target)
         return
     slots = pool.shape[1]
-    for s, t in zip(source.tolist(), target.tolist(), strict=True):
-        if 0 <= s < slots and 0 <= t < slots:
-            words[:, t] = words[:, s]
+    with torch.inference_mode():  # as commits are: pools made in it, or that autograd knows, are no other memory
+        for s, t in zip(source.tolist(), target.tolist(), strict=True):
+            if 0 <= s < slots and 0 <= t < slots:
+                words[:, t] = words[:, s]
 
 
 def check_pool(name: str, pool: torch.Tensor) -> None:

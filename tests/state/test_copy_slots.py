@@ -14,6 +14,14 @@ def test_copies_on_any_strides(name: str) -> None:
     check_copies(slot_pools("cpu")[name])
 
 
+def test_pools_that_autograd_knows_are_memory_like_any_other() -> None:
+    with torch.inference_mode():
+        made = torch.arange(12.0).reshape(1, 4, 3)
+    for pool in (made, torch.arange(12.0).reshape(1, 4, 3).requires_grad_()):
+        copy_slots(pool, torch.tensor([0]), torch.tensor([3]))
+        assert pool.tolist()[0][3] == [0.0, 1.0, 2.0]
+
+
 def test_what_is_no_copy_is_refused() -> None:
     pool, one = torch.zeros(2, 5, 3), torch.tensor([0])
     with pytest.raises(ValueError, match="target"):
