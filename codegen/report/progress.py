@@ -206,4 +206,6 @@ def make_progress(quiet: bool = False, stream: TextIO | None = None, budget: flo
     if quiet:
         return Progress()
     console = Console(file=stream)
-    return RichProgress(console) if console.is_terminal else LineProgress(stream, budget)
+    # A dumb terminal cannot move its cursor: bars would show nothing at all.
+    bars = console.is_terminal and not console.is_dumb_terminal
+    return RichProgress(console) if bars else LineProgress(stream, budget)

@@ -75,7 +75,8 @@ def test_a_candidate_that_fails_when_it_is_timed_counts_once() -> None:
 
 
 @pytest.mark.parametrize("width", [70, 160])
-def test_progress_bars_in_a_terminal(width: int) -> None:
+def test_progress_bars_in_a_terminal(width: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TERM", "xterm")
     stream = io.StringIO()
     shown = RichProgress(Console(file=stream, force_terminal=True, width=width))
     shown.begin(1, 1, 10, 0)
@@ -90,3 +91,16 @@ def test_progress_bars_in_a_terminal(width: int) -> None:
     assert "candidates" in text
     assert "3 failed" in text
     assert ("3 failed: 2 spills, 1 hang; best 5.00 us" in text) == (width > 100)
+
+
+def test_a_dumb_terminal_gets_lines(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("TERM", "xterm")
+    assert isinstance(make_progress(stream=Terminal()), RichProgress)
+    monkeypatch.setenv("TERM", "dumb")
+    assert not isinstance(make_progress(stream=Terminal()), RichProgress)
