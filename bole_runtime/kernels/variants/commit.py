@@ -28,7 +28,10 @@ def dots(problem: Problem) -> tuple[str, ...]:
     """Return the values of ``dot`` that keep the precision profile for a problem, best first."""
     if problem.precision == "fast":
         return ("bf16x2", "tf32") if problem.in_dtype == "bf16" else ("tf32",)
-    return ("bf16x3", "tf32x3") if problem.in_dtype == "bf16" else ("tf32x3", "ieee")
+    if problem.in_dtype == "bf16":
+        # Measured on an H200, one key repeated 16 times, beta 1.9, g -0.05: 6.2e-7 off, and 2.4e-6 by tf32 terms.
+        return ("bf16x3",) if c.erases(problem) else ("bf16x3", "tf32x3")
+    return ("tf32x3", "ieee")
 
 
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
