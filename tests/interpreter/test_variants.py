@@ -58,6 +58,14 @@ VERIFY: tuple[tuple[Pin, Draw], ...] = (
     (pin("chunked", chunk=16, bv=32), draw((35, 17), TWO, (16, 24), pending=5)),
     (pin("chunked", chunk=32, bv=16), draw((70, 66), ONE, (24, 16))),
     (pin("chunked", chunk=32, bv=32), draw((20, 29), THREE, (16, 20), mode="raw")),
+    (pin("two_stage_blocks", bv=16), draw((70, 66), ONE, (24, 16), mode="raw")),
+    (pin("two_stage_blocks", block=64, bv=32), draw((97, 65), ONE, (16, 40), packed=True)),
+    (pin("two_stage_blocks", block=16, bv=16, share=True), draw((129, 3), TWO, (16, 24), mode="raw")),
+    (pin("two_stage_blocks", row_block=16, prepare_warps=1, bv=32), draw((70, 101), THREE, (20, 24), pending=16)),
+    (
+        pin("two_stage_blocks", row_block=32, prepare_warps=4, block=16, bv=16),
+        draw((67, 120), ONE, (16, 16), packed=True),
+    ),
 )
 
 

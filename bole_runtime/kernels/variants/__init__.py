@@ -19,12 +19,14 @@ from bole_runtime.kernels.variants.conv_rows import TREE_CONV_ROWS
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.slices import SLICES
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
+from bole_runtime.kernels.variants.two_stage_blocks import TWO_STAGE_BLOCKS
 from bole_runtime.kernels.variants.two_stage_slices import TWO_STAGE_SLICES
 
 _ALL: tuple[Variant, ...] = (
     FUSED,
     TWO_STAGE,
     CHUNKED,
+    TWO_STAGE_BLOCKS,
     TWO_STAGE_SLICES,
     SLICES,
     COMMIT_STEPS,

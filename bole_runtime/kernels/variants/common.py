@@ -274,6 +274,7 @@ def context(problem: Problem, extra: dict[str, tuple[Any, str]], **more: Any) ->
         "DECAYED": False,
         "ROW_TYPE": "",
         "UNREAD": False,
+        "TRIANGLE": 0,
         "LOG2E": math.log2(math.e),
         "ONE_SUM": problem.precision == "fast" and problem.op == "verify",
         "WEIGHTS": weights(problem),

@@ -60,6 +60,12 @@ GOLDENS: dict[str, Golden] = {
         "two_stage", {"programs": 256, "prefetch": False}, 1, nodes=32, pending=16
     ),
     "verify_chunked_ready_fast_pending": _golden("chunked", {"chunk": 32}, precision="fast", nodes=128, pending=16),
+    "verify_prepare_blocks_raw_lossless": _golden("two_stage_blocks", {}, nodes=256, gate_mode="raw"),
+    "verify_prepare_blocks_ready_fast_pending_shared": _golden(
+        "two_stage_blocks", {"share": True, "block": 64}, nodes=128, precision="fast", pending=16
+    ),
+    "verify_readout_blocks_raw_fast": _golden("two_stage_blocks", {}, 1, nodes=256, **_RAW_FAST),
+    "verify_readout_blocks_mamba2_ready_pending": _golden("two_stage_blocks", {}, 1, nodes=128, pending=16, **_MAMBA2),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),

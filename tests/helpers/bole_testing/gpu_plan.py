@@ -171,6 +171,19 @@ VARIANTS: tuple[VariantEntry, ...] = (
     make_entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
     make_entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),
     make_entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
+    make_entry(pin("two_stage_blocks"), nodes=129, capture=True),
+    make_entry(pin("two_stage_blocks", block=64, share=True), "fast", nodes=200, packed=True, capture=True),
+    make_entry(pin("two_stage_blocks", row_block=16, prepare_warps=1, block=32, bv=32), nodes=120, pending=16),
+    make_entry(pin("two_stage_blocks", block=64), "fast", nodes=140, types=(BF16, BF16), mode="ready"),
+    make_entry(
+        pin("two_stage_blocks", block=16),
+        nodes=131,
+        dims=ODD,
+        heads=(1, 3),
+        types=(FP32, FP16),
+        mode="ready",
+        packed=True,
+    ),
 )
 
 
@@ -203,6 +216,7 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     ),
     FamilyEntry("mamba2", make_entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
     FamilyEntry("mamba2", make_entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
+    FamilyEntry("mamba2", make_entry(pin("two_stage_blocks"), "fast", nodes=129, **_SSD, packed=True, capture=True)),
     FamilyEntry("lightning", make_entry(pin("fused", commit=_STEPS), mode="ready")),
     FamilyEntry("mamba2", make_entry(pin("fused", commit=_TILES), **_SSD)),
     FamilyEntry("kda", make_entry(pin("slices", commit=_TILES), heads=(2, 2), mode="ready")),

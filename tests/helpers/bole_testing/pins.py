@@ -60,7 +60,7 @@ class Pin:
             if os.environ.get("TRITON_INTERPRET") == "1":
                 plain = _interpretable(problem, plain)
             rows = tile_rows(problem) if problem.op == "verify" else 0
-            if changes.get("row_block", rows) < rows:
+            if name == "two_stage" and changes.get("row_block", rows) < rows:
                 # The default is for all rows in one block.
                 changes = {"solve": solves(problem.precision)[0], "mix_store": "fp32", "gather": "apart", **changes}
             if changes.get("programs", 0) or "bk" in changes:
