@@ -19,11 +19,14 @@ os.environ["BOLE_BACKEND"] = "triton"
 DIM = 16
 
 
-def error(nodes: int, beta: float, gate: float, noise: float, precision: str) -> float:
+def error(nodes: int, beta: float, gate: float, noise: float, precision: str, variant: str) -> float:
     """Return the relative error of one call."""
     import torch
 
     from bole_runtime import TreeBatch, verify
+    from bole_runtime.backends.triton_backend.select import _interpretable, limits_of
+    from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, Problem, bucket
+    from bole_runtime.kernels.variants import get_variant
     from bole_runtime.reference import verify_sequential
 
     torch.manual_seed(nodes)
@@ -32,7 +35,12 @@ def error(nodes: int, beta: float, gate: float, noise: float, precision: str) ->
     gates = {"g": torch.full((1, nodes, 1), gate), "beta": torch.full((1, nodes, 1), beta)}
     state, slots, tree = torch.randn(1, 1, DIM, DIM), torch.tensor([0]), TreeBatch.chain(1, nodes)
     call = {"gates": gates, "state": state, "slots": slots, "tree": tree}
-    out, _ = verify(q, k.contiguous(), v, precision=precision, **call)
+    config = None
+    if variant:
+        room, deep = bucket(nodes, NODE_BUCKETS, "nodes"), bucket(nodes, DEPTH_BUCKETS, "depth")
+        problem = Problem("verify", "gdn", DIM, DIM, 1, "fp32", "fp32", "ready", precision, room, deep, 0, 1)
+        config = _interpretable(problem, get_variant("verify", variant).default(problem, limits_of(-1)[1]))
+    out, _ = verify(q, k.contiguous(), v, precision=precision, variant=config, **call)
     want = verify_sequential(q, k.contiguous(), v, **call).double()
     return float((out.double() - want).norm() / want.norm())
 
@@ -44,9 +52,10 @@ def main() -> None:
     parser.add_argument("--beta", type=float, default=2.0, help="write gate of every node")
     parser.add_argument("--gate", type=float, default=0.0, help="log-decay of every node, at most 0")
     parser.add_argument("--noise", type=float, default=0.0, help="how much the keys differ")
+    parser.add_argument("--variant", default="", help="its default instead, such as two_stage_blocks")
     options = parser.parse_args()
     for precision in ("fast", "lossless"):
-        made = error(options.nodes, options.beta, options.gate, options.noise, precision)
+        made = error(options.nodes, options.beta, options.gate, options.noise, precision, options.variant)
         print(f"{precision:9} {made:.1e}")
 
 
