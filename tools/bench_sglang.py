@@ -11,8 +11,8 @@ leaves the drafts alone). The texts of every run are compared with the recorded 
 --export has weights, an MTP head and prompts of its own: with --accepted 0 its own drafts are verified.
 
 Runs: ar; tree (SGLang's kernels); bole, bole-fast (the plug-in, lossless and fast); bole-budget (the plug-in chooses in
-every round from all of --nodes, or from one number and its halves; BOLE_SGLANG_BUDGET_COSTS is passed on); chain,
-chain-replay (SGLang's chain of as many drafts as --steps, without and with its ReplaySSM); bole-chain.
+every round from all of --nodes, or from one number and its halves, or from BOLE_SGLANG_BUDGET); chain, chain-replay
+(SGLang's chain of as many drafts as --steps, without and with its ReplaySSM); bole-chain.
 
 Exit status: 0 done, 1 a run failed, 2 wrong arguments.
 """

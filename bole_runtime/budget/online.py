@@ -14,7 +14,8 @@ _FADE = 0.98
 _SMOOTH = 0.3
 _MARGIN = 0.03
 _HOLD_TRIAL, _HOLD_CHOICE = 8, 24
-_TRIALS, _TRIAL_ROUNDS = 2, 1024
+_TRIALS, _TRIAL_ROUNDS = 3, 1024
+_BLIND = 256
 
 
 class AcceptanceByNodes:
@@ -22,9 +23,9 @@ class AcceptanceByNodes:
 
     Trees are nested: one of fewer nodes holds the most probable ones of a larger one. ``drafted`` is the sum of the
     cumulative draft probabilities of its nodes (without the root), which is what a drafter that is right gets
-    accepted. Drafters are not right, so what was accepted for each one predicted is learned: by number of nodes, and
-    where a number was not tried, from the nearest that was. A larger tree gets no fewer drafts accepted than a smaller
-    one.
+    accepted. Drafters are not right, so what was accepted for each one predicted is learned, by number of nodes. A
+    number that was not tried gets what the next larger one does, the most it can, so that it is tried; one larger than
+    all that were tried is predicted from the nearest.
 
     Args:
         candidates: numbers of nodes, the root included, ascending.
@@ -52,13 +53,13 @@ class AcceptanceByNodes:
         """
         if drafted is not None:
             for n, value in zip(self._depths, drafted, strict=True):
-                # Shallower drafting says too little of trees that are deeper.
-                if self._depths[n] > self._depths[nodes] or not value > 0:
+                # Shallower drafting says too little of trees that are deeper; a root alone needs no drafter.
+                if self._depths[n] > self._depths[nodes] or not self._depths[n] or not value > 0:
                     continue
                 self._drafted[n] += (value - self._drafted[n]) * (_SMOOTH if n in self._met else 1.0)
                 self._met.add(n)
         predicted = self._drafted[nodes]
-        if drafted is not None:
+        if drafted is not None and self._depths[nodes]:
             own = drafted[list(self._depths).index(nodes)]
             predicted = own if own > 0 else predicted
         sums = self._sums[nodes]
@@ -76,9 +77,9 @@ class AcceptanceByNodes:
             accepted, predicted = self._sums[near]
             made[n] = min(accepted / predicted * self._drafted[n], float(depth))
         floor = 0.0
-        for n in made:  # ascending; what was tried is believed before what was not
-            above = min((made[t] for t in tried if t >= n), default=float("inf"))
-            made[n] = floor = max(floor, made[n] if n in tried else min(made[n], above))
+        for n in made:  # ascending: a larger tree gets no fewer drafts accepted than a smaller one
+            larger = [made[t] for t in tried if t > n]
+            made[n] = floor = max(floor, min(larger) if larger and n not in tried else made[n])
         return made
 
 
@@ -86,7 +87,8 @@ class OnlineBudget:
     """Chooses the number of nodes a request with the most expected tokens per second.
 
     A number whose rounds were not timed yet for a batch counts as if it took the least it can, so it is tried as long
-    as it may be the best. A choice is kept for some rounds, and left only for one that is better by 3 %.
+    as it may be the best. A choice is kept for some rounds, and left only for one that is better by 3 %. Rounds without
+    drafts (one node) teach nothing of drafts, so now and then the next best is tried.
 
     Args:
         candidates: numbers of nodes a request, ascending, the root included.
@@ -108,6 +110,8 @@ class OnlineBudget:
         self._current = candidates[-1]
         self._batch = 0
         self._hold = 0
+        self._drafts = {n for n, depth in zip(candidates, depths, strict=True) if depth}
+        self._blind = 0  # rounds without drafts since the last with them
         self._trials: dict[tuple[int, int], int] = defaultdict(int)
 
     def choose(self, batch: int) -> int:
@@ -119,6 +123,7 @@ class OnlineBudget:
         self._hold -= 1
         if batch != self._batch or self._hold <= 0:
             self._decide(batch)
+        self._blind = 0 if self._current in self._drafts else self._blind + 1
         self.rounds[batch][self._current] += 1
         return self._current
 
@@ -132,19 +137,21 @@ class OnlineBudget:
         return made
 
     def _us(self, batch: int, nodes: int) -> float:
-        """Return the cost; what could not be timed when it was tried takes what the next larger number does."""
+        """Return the cost; of what could not be timed when it was tried, as other batches have it."""
         cost = self.times.cost(batch, nodes)
         again = sum(self.rounds[batch].values()) // _TRIAL_ROUNDS  # batches that came and went may stay the next time
         if cost.measured or self._trials[batch, nodes] < _TRIALS + again:
             return cost.us
-        seen = self.times.median(batch, nodes)
-        larger = (self.times.median(batch, n) for n in self._candidates if n > nodes)
-        return seen or next((us for us in larger if us is not None), cost.us)
+        return max(self.times.borrowed(batch, nodes) or 0.0, cost.us)
 
     def _decide(self, batch: int) -> None:
         self._batch = batch
         rates = self.rates(batch)
-        best = max(self._candidates, key=lambda n: (rates[n], n == self._current, -n))
+        order = sorted(self._candidates, key=lambda n: (rates[n], n == self._current, -n), reverse=True)
+        best = order[0]
+        if best == self._current and self._blind >= _BLIND:
+            self._current, self._hold = order[1], _HOLD_TRIAL
+            return
         keeps = rates[best] <= rates[self._current] * (1.0 + _MARGIN)
         if not keeps:
             self._current = best

@@ -114,5 +114,21 @@ class RoundTimes:
             least = max(least, forward + max(statistics.fmean(beyond) if beyond else 0.0, 0.0))
         return Cost(least, False)
 
+    def borrowed(self, batch: int, nodes: int) -> float | None:
+        """Return what a round takes by what it takes in the nearest batch that has it, or None where none has.
+
+        Scaled by a number of nodes that both batches have, the nearest one.
+        """
+        others = [b for b, seen in self._seen.items() if b != batch and seen.get(nodes)]
+        if not others:
+            return None
+        other = min(others, key=lambda b: (max(b, batch) / max(min(b, batch), 1), b))
+        both = [n for n, seen in self._seen[batch].items() if seen and self._seen[other].get(n)]
+        us = statistics.median(self._seen[other][nodes])
+        if not both:
+            return us
+        near = min(both, key=lambda n: (abs(n - nodes), n))
+        return us * statistics.median(self._seen[batch][near]) / statistics.median(self._seen[other][near])
+
     def _forward(self, batch: int, nodes: int) -> float | None:
         return None if self._estimate is None else self._estimate(batch, nodes)

@@ -56,6 +56,18 @@ def test_an_estimate_of_the_forward_is_shifted_by_the_rest_of_a_round() -> None:
     assert times.cost(4, 64) == (8.0, False)  # not calibrated that far
 
 
+def test_times_of_other_batches_are_scaled() -> None:
+    times = RoundTimes()
+    assert times.borrowed(4, 8) is None
+    for us in (10.0, 12.0):
+        times.observe(8, 8, us)
+        times.observe(64, 8, 1000.0)
+    assert times.borrowed(4, 8) == 11.0
+    times.observe(8, 32, 20.0)
+    times.observe(4, 32, 10.0)
+    assert times.borrowed(4, 8) == 5.5
+
+
 def test_expected_drafts_follow_the_drafter_where_nothing_was_tried() -> None:
     model = AcceptanceByNodes(NODES, DEPTHS)
     assert model.expected() == {8: 0.0, 16: 0.0, 32: 0.0}
@@ -63,22 +75,26 @@ def test_expected_drafts_follow_the_drafter_where_nothing_was_tried() -> None:
         model.observe(16, 1.0, (1.5, 2.0, 3.0))  # half of what the drafter says
     made = model.expected()
     assert made[16] == pytest.approx(1.0)
-    assert made[8] == pytest.approx(0.75)
+    assert made[8] == pytest.approx(1.0)  # the most it can, so that it is tried
     assert made[32] == pytest.approx(1.5)
     for _ in range(40):
         model.observe(32, 1.2, (1.5, 2.0, 3.0))
+    model.observe(8, 0.6, (1.5, 2.0, 3.0))
     made = model.expected()
     assert made[32] == pytest.approx(1.2)
-    assert made[8] == pytest.approx(0.75)
+    assert made[16] == pytest.approx(1.0)
+    assert made[8] == pytest.approx(0.6)
+    for _ in range(20):  # the drafter is surer
+        model.observe(32, 1.6, (3.0, 3.5, 4.0))
+    assert model.expected()[8] == pytest.approx(1.2, rel=0.01)
 
 
 def test_a_drafter_that_says_almost_nothing_is_scaled() -> None:
     model = AcceptanceByNodes(NODES, DEPTHS)
     for _ in range(10):
         model.observe(32, 4.0, (1e-5, 2e-5, 2.1e-5))
-    assert model.expected() == {
-        8: pytest.approx(4 / 2.1), 16: pytest.approx(8 / 2.1), 32: pytest.approx(4.0)
-    }  # fmt: skip
+        model.observe(8, 2.0, (1e-5, 2e-5, 2.1e-5))
+    assert [round(n, 6) for n in model.expected().values()] == [2.0, 4.0, 4.0]
     for bad in (float("nan"), 0.0, -1.0):
         model.observe(32, 4.0, (bad,) * 3)
     assert model.expected()[32] == pytest.approx(4.0)
@@ -134,12 +150,41 @@ def test_the_choice_changes_with_what_is_accepted() -> None:
     assert simulate(budget, 4, 600, us, {8: 1.0, 16: 2.0, 32: 4.6}) == 32
 
 
+def test_rounds_without_drafts_are_left_when_drafts_pay_again() -> None:
+    us = {1: 4000.0, 8: 6000.0, 32: 9000.0}
+    budget = OnlineBudget((1, 8, 32), (0, 5, 5), RoundTimes())
+    assert simulate(budget, 4, 600, us, {1: 0.0, 8: 0.2, 32: 0.3}) == 1
+    assert budget.rounds[4][8] + budget.rounds[4][32] < 80
+    assert simulate(budget, 4, 1200, us, {1: 0.0, 8: 2.5, 32: 2.8}) == 8
+
+
 def test_few_rounds_are_spent_on_numbers_that_cannot_win() -> None:
     budget = OnlineBudget(NODES, DEPTHS, RoundTimes())
     simulate(budget, 64, 1000, {8: 9000.0, 16: 18000.0, 32: 36000.0}, {8: 2.0, 16: 2.2, 32: 2.3})
     spent = budget.rounds[64]
     assert spent[16] + spent[32] < 100
     assert spent[8] > 900
+
+
+def test_a_drafter_that_says_nothing_of_deep_nodes_does_not_hide_a_number() -> None:
+    us, accepted = {8: 5000.0, 16: 5300.0, 32: 9000.0}, {8: 1.0, 16: 2.5, 32: 3.0}
+    budget = OnlineBudget(NODES, DEPTHS, RoundTimes())
+    clock, now = RoundClock(), 0.0
+    for _ in range(300):
+        nodes = budget.choose(4)
+        seconds = clock.start(4, nodes, now)
+        if seconds is not None:
+            budget.times.observe(4, nodes, seconds * 1e6)
+        now += us[nodes] / 1e6
+        budget.acceptance.observe(nodes, accepted[nodes], (4e-5, 4e-5, 4e-5))
+    assert budget.choose(4) == 16
+
+
+def test_batches_that_never_stay_take_the_times_of_others() -> None:
+    budget = OnlineBudget(NODES, DEPTHS, RoundTimes())
+    simulate(budget, 8, 300, {8: 5000.0, 16: 9000.0, 32: 18000.0}, {8: 2.0, 16: 2.2, 32: 2.3})
+    chosen = [budget.choose(9 + turn % 7) for turn in range(2000)]
+    assert set(chosen[200:]) == {8}
 
 
 def test_batches_that_never_stay_are_served_without_times() -> None:

@@ -17,6 +17,7 @@ from bole_runtime.integrations.sglang import rounds as sglang_rounds
 
 #: By number of nodes: parents, and SGLang's links.
 TREES = {
+    1: ((-1,), (-1,), (-1,)),
     3: ((-1, 0, 0), (1, -1, -1), (-1, 2, -1)),
     5: ((-1, 0, 0, 1, 2), (1, 3, 4, -1, -1), (-1, 2, -1, -1, -1)),
     7: ((-1, 0, 0, 0, 1, 1, 4), (1, 4, -1, -1, 6, -1, -1), (-1, 2, 3, -1, 5, -1, -1)),
@@ -44,11 +45,11 @@ def test_the_number_of_nodes_changes_from_round_to_round(kind: str, monkeypatch:
     one = layers[0]
     first = make_backend(torch.randn(2, 6, *one.states), torch.randn(2, 6, one.channels, 3))
     # As SGLang: every number of draft tokens has an attention backend of its own over the same pools.
-    backends = {7: first, **{n: SimpleNamespace(**vars(first)) for n in (3, 5)}}
+    backends = {7: first, **{n: SimpleNamespace(**vars(first)) for n in (1, 3, 5)}}
     cache = first.req_to_token_pool.mamba_pool.mamba_cache
     states, pools = cache.temporal, cache.conv[0]
     taken = []
-    for turn, nodes in enumerate((7, 3, 3, 7, 5, 3, 5, 7)):
+    for turn, nodes in enumerate((7, 3, 3, 7, 5, 1, 3, 5, 1, 7)):
         monkeypatch.setattr(sglang_layers, "NODES", nodes)
         slots = ([4, 2], [4, 2], [1, -1])[turn % 3]
         live = [b for b, slot in enumerate(slots) if slot >= 0]

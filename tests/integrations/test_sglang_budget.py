@@ -72,6 +72,8 @@ class Worker:
         nodes = self.speculative_num_draft_tokens
         self.ran.append((rows, nodes))
         scores = [torch.full((rows, TOPK, TOPK), 0.1) for _ in range(STEPS - 1)]
+        if self.speculative_num_steps == 0:
+            return 0  # SGLang verifies the last token alone
         organize(lambda *a: None, [torch.full((rows, 1, TOPK), 0.25), *scores], [], [], nodes)
         return min(nodes.bit_length() - 2, self.speculative_num_steps)
 
@@ -145,6 +147,13 @@ def test_the_number_follows_the_times_of_each_batch(clock: Any) -> None:
     assert [acceptance[n] for n in (8, 16, 32)] == pytest.approx([2.0, 3.0, 4.0], rel=0.02)
     assert len(worker.server_args._runtime_mutations) == 1
     assert len(worker.applied) < 30
+
+
+def test_rounds_without_drafts(clock: Any) -> None:
+    worker = start((1, 8))
+    assert worker.built == [(5, 8), (0, 1)]
+    assert set(serve(worker, clock, 32, 200, {1: 4000.0, 8: 20000.0, 32: 80000.0})[100:]) == {1}
+    assert set(serve(worker, clock, 1, 200, {1: 4000.0, 8: 5000.0, 32: 9000.0})[100:]) == {8}
 
 
 def test_a_prompt_between_two_rounds_is_not_timed(clock: Any) -> None:

@@ -70,13 +70,16 @@ def node_runs(run: Run, args: argparse.Namespace) -> list[int]:
 
 
 def environment(run: Run, folder: Path, nodes: Sequence[int] = ()) -> dict[str, str]:
-    """Return the environment of one engine's process; a budget has all ``nodes`` to choose from, if there are two."""
+    """Return the environment of one engine's process; a budget has all ``nodes`` to choose from, if there are two.
+
+    ``BOLE_SGLANG_BUDGET`` of this process says otherwise, such as ``1,8,32`` with rounds without drafts.
+    """
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "BOLE_SGLANG": "1" if run.bole else "0"}
     if run.bole:
         env["BOLE_SGLANG_PRECISION"] = run.bole
     if run.budget:
-        env["BOLE_SGLANG_BUDGET"] = ",".join(map(str, nodes)) if len(nodes) > 1 else "auto"
+        env.setdefault("BOLE_SGLANG_BUDGET", ",".join(map(str, nodes)) if len(nodes) > 1 else "auto")
     else:
         env = {name: value for name, value in env.items() if not name.startswith("BOLE_SGLANG_BUDGET")}
     env["SGLANG_PLUGINS"] = "bole,bole-bench"

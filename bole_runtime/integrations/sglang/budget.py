@@ -118,7 +118,8 @@ class BudgetController:
         """Note the round that was just started, and what its drafter expected of every number of nodes."""
         if rows == 0:
             return
-        self._open.append(_Round(self.worker.speculative_num_draft_tokens, rows, self._means(rows)))
+        nodes = self.worker.speculative_num_draft_tokens
+        self._open.append(_Round(nodes, rows, self._means(rows) if self._steps[nodes] else None))
         if len(self._open) > 8:  # nobody reads them: results of this kind do not come
             self._open.popleft()
 

@@ -23,13 +23,14 @@ class DraftedSums:
         device: of the drafter.
 
     Attributes:
-        buffer: fp32 [rows, candidates]; rows beyond those of the last draft hold what was there.
+        buffer: fp32 [rows, candidates]; rows beyond those of the last draft hold what was there, and so does all of it
+            after a round without drafts. A root alone has no sum; its column means nothing.
     """
 
     @torch.inference_mode(False)
     def __init__(self, candidates: Sequence[int], device: torch.device | str) -> None:
         self.buffer = torch.zeros(_ROWS, len(candidates), device=device)
-        self._last = torch.tensor([n - 2 for n in candidates], device=device)
+        self._last = torch.tensor([max(n - 2, 0) for n in candidates], device=device)
         self._most = candidates[-1] - 1
 
     def take(self, score_list: Sequence[torch.Tensor]) -> None:

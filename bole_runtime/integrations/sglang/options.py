@@ -58,7 +58,7 @@ def _budget(text: str) -> tuple[int, ...] | str:
     if text in (*_ON, BUDGET_AUTO):
         return BUDGET_AUTO
     parts = [part.strip() for part in text.split(",")]
-    if not all(part.isascii() and part.isdigit() and int(part) > 1 for part in parts):
+    if not all(part.isascii() and part.isdigit() and int(part) > 0 for part in parts):
         raise ValueError(
             f"{BUDGET}={text!r} is not allowed; allowed: auto, numbers from 2 on such as 8,16,32, or 0 (off)"
         )
