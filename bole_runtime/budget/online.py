@@ -25,7 +25,7 @@ class AcceptanceByNodes:
     cumulative draft probabilities of its nodes (without the root), which is what a drafter that is right gets
     accepted. Drafters are not right, so what was accepted for each one predicted is learned, by number of nodes. A
     number that was not tried gets what the next larger one does, the most it can, so that it is tried; one larger than
-    all that were tried is predicted from the nearest.
+    all that were tried is predicted from the nearest, or gets all it can where the drafter was not deep enough to say.
 
     Args:
         candidates: numbers of nodes, the root included, ascending.
@@ -66,6 +66,11 @@ class AcceptanceByNodes:
         sums[0] = sums[0] * _FADE + accepted
         sums[1] = sums[1] * _FADE + predicted
 
+    @property
+    def seen(self) -> bool:
+        """Whether any round with drafts was."""
+        return any(predicted > 0 for n, (_, predicted) in self._sums.items() if self._depths[n])
+
     def expected(self) -> dict[int, float]:
         """Return the accepted drafts a request to expect of each candidate; all 0 before anything was seen."""
         tried = [n for n, (_, predicted) in self._sums.items() if predicted > 0]
@@ -75,11 +80,13 @@ class AcceptanceByNodes:
         for n, depth in self._depths.items():
             near = min(tried, key=lambda t: (abs(t - n), t))
             accepted, predicted = self._sums[near]
-            made[n] = min(accepted / predicted * self._drafted[n], float(depth))
+            known = near == n or n in self._met or not self._met
+            made[n] = min(accepted / predicted * self._drafted[n], float(depth)) if known else float(depth)
         floor = 0.0
         for n in made:  # ascending: a larger tree gets no fewer drafts accepted than a smaller one
             larger = [made[t] for t in tried if t > n]
-            made[n] = floor = max(floor, min(larger) if larger and n not in tried else made[n])
+            own = min(min(larger), float(self._depths[n])) if larger and n not in tried else made[n]
+            made[n] = floor = max(floor, own)
         return made
 
 
@@ -146,6 +153,9 @@ class OnlineBudget:
 
     def _decide(self, batch: int) -> None:
         self._batch = batch
+        if not self.acceptance.seen:  # the engine starts with the largest number, which says most of the others
+            self._hold = 1
+            return
         rates = self.rates(batch)
         order = sorted(self._candidates, key=lambda n: (rates[n], n == self._current, -n), reverse=True)
         best = order[0]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import random
+from pathlib import Path
 
 import pytest
 
 from bole_runtime.budget import goodput_nodes
 from bole_runtime.budget.online import AcceptanceByNodes, OnlineBudget
 from bole_runtime.budget.round_times import RoundClock, RoundTimes
-from bole_runtime.budget.table import CalibrationTable, Timing
+from bole_runtime.budget.table import CalibrationTable, Timing, load_calibration
 
+DATA = Path(__file__).resolve().parents[2] / "docs" / "data"
 NODES = (8, 16, 32)
 DEPTHS = (5, 5, 5)
 
@@ -103,7 +105,7 @@ def test_a_drafter_that_says_almost_nothing_is_scaled() -> None:
 def test_larger_trees_get_no_fewer_and_none_more_than_its_depth() -> None:
     model = AcceptanceByNodes(NODES, (3, 4, 5))
     model.observe(8, 2.0, (1.0, 9.0, 9.0))
-    assert list(model.expected().values()) == [2.0, 2.0, 2.0]  # shallower drafting said nothing of deeper trees
+    assert list(model.expected().values()) == [2.0, 4.0, 5.0]  # shallower drafting said nothing of deeper trees
     model.observe(32, 1.9, (1.0, 4.0, 9.0))
     made = model.expected()
     assert made[8] <= made[16] <= made[32] <= 5.0
@@ -141,6 +143,19 @@ def test_the_choice_is_the_one_of_the_offline_rule(batch: int) -> None:
     assert best == {1: 32, 8: 16, 32: 8}[batch]
     budget = OnlineBudget(NODES, DEPTHS, RoundTimes())
     assert simulate(budget, batch, 400, us, accepted) == best
+
+
+@pytest.mark.parametrize("batch", [1, 8, 32, 64])
+def test_the_choice_follows_a_measured_table(batch: int) -> None:
+    table = load_calibration(DATA / "calibration-h200-qwen3.5-9b.json")
+    accepted = {1: 0.0, 4: 1.4, 8: 2.1, 16: 2.6, 32: 3.0, 64: 3.3}
+    us = {n: table.cost(batch, n, 1024) for n in accepted}
+    rates = {n: (1 + accepted[n]) / us[n] for n in accepted}
+    times = RoundTimes(lambda rows, nodes: table.cost(rows, nodes, 1024) * 0.9)  # as calibrated, and what is beyond it
+    for known in (times, RoundTimes()):
+        online = OnlineBudget(tuple(us), (0, 3, 5, 5, 5, 5), known)
+        chosen = simulate(online, batch, 600, us, accepted)
+        assert rates[chosen] > 0.94 * max(rates.values())
 
 
 def test_the_choice_changes_with_what_is_accepted() -> None:
