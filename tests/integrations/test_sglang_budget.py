@@ -59,9 +59,12 @@ class Worker:
 
     def init_cuda_graphs(self, batches: list[int] | None) -> None:
         self.adaptive_controller.register(
-            SimpleNamespace(speculative_num_steps=STEPS, speculative_num_draft_tokens=MOST)
-        )
-        self.adaptive_controller.init_states(cuda_graph_bs=batches)
+            SimpleNamespace(
+                speculative_num_steps=STEPS, speculative_num_draft_tokens=MOST,
+                target_graph_runner=batches and SimpleNamespace(capture_bs=batches),
+            )
+        )  # fmt: skip
+        self.adaptive_controller.init_states(cuda_graph_bs=None)
 
     def forward_batch_generation(self, batch: Any) -> int:
         """Draft and verify a batch; returns the drafts accepted of each request."""
@@ -147,6 +150,13 @@ def test_the_number_follows_the_times_of_each_batch(clock: Any) -> None:
     assert [acceptance[n] for n in (8, 16, 32)] == pytest.approx([2.0, 3.0, 4.0], rel=0.02)
     assert len(worker.server_args._runtime_mutations) == 1
     assert len(worker.applied) < 30
+
+
+def test_batches_are_told_apart_by_their_graphs() -> None:
+    worker = start(batches=(1, 8, 33))
+    assert [worker.adaptive_controller._padded(n) for n in (1, 2, 8, 9, 33, 40)] == [1, 8, 8, 33, 33, 40]
+    eager = start(batches=())
+    assert [eager.adaptive_controller._padded(n) for n in (1, 3)] == [1, 3]
 
 
 def test_rounds_without_drafts(clock: Any) -> None:

@@ -70,7 +70,9 @@ class BudgetController:
 
     def init_states(self, cuda_graph_bs: list[int] | None = None) -> None:
         """Make the states of the other candidates, which fit in the factors of the worker's own, the largest."""
-        self._graph_batches = sorted(cuda_graph_bs or ())
+        # Of the graphs that there are: SGLang drops and adds sizes of those that were asked for.
+        runner = getattr(self._states[self.candidates[-1]], "target_graph_runner", None)
+        self._graph_batches = sorted(getattr(runner, "capture_bs", None) or cuda_graph_bs or ())
         for nodes in reversed(self.candidates):
             if nodes not in self._states:
                 self._states[nodes] = self.worker.build_adaptive_runtime_state(

@@ -6,6 +6,7 @@ from bole_runtime.integrations.sglang.seams import Seam
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2"
 _STATE = "sglang.srt.speculative.adaptive_runtime_state"
+_RUNNER = "sglang.srt.model_executor.runner"
 _BOTH = ("speculative_num_steps", "speculative_num_draft_tokens")
 
 WORKER = Seam(
@@ -70,6 +71,7 @@ BUDGET_READ = (
     Seam(_STATE, "AdaptiveController.init_states", ("cuda_graph_bs",), ("build_adaptive_runtime_state",)),
     Seam(_STATE, "AdaptiveController.activate_step_by_batch", ("batch_size",)),
     Seam(_STATE, "AdaptiveController.on_verify_complete", ("num_correct_drafts_per_req", "batch_size")),
+    Seam(f"{_RUNNER}.decode_cuda_graph_runner", "DecodeCudaGraphRunner.__init__", (), ("capture_bs",)),
     # A result carries its own number of draft tokens: it is read when the next number may already have been chosen.
     Seam("sglang.srt.speculative.eagle_worker_common", "run_eagle_verify", ("num_draft_tokens",), (_BOTH[1],)),
     Seam(
