@@ -212,7 +212,7 @@ def make_controller(worker: Any, options: Options) -> BudgetController:
 
 def forward_batch(original: Callable[..., Any], worker: Any, batch: Any, *args: Any, **more: Any) -> Any:
     """Around ``EAGLEWorkerV2.forward_batch_generation``: rounds are counted and timed, prompts interrupt them."""
-    controller = worker.adaptive_controller
+    controller = getattr(worker, "adaptive_controller", None)  # subclasses may make none
     if not isinstance(controller, BudgetController):
         return original(worker, batch, *args, **more)
     if batch.forward_mode.is_extend() or batch.is_extend_in_batch:
