@@ -10,8 +10,9 @@ same number of tokens a round along real tree paths (--accepted 4, or a range su
 leaves the drafts alone). The texts of every run are compared with the recorded ones. A folder of train_hybrid.py
 --export has weights, an MTP head and prompts of its own: with --accepted 0 its own drafts are verified.
 
-Runs: ar; tree (SGLang's kernels); bole, bole-fast (the plug-in, lossless and fast); chain, chain-replay (SGLang's chain
-of as many drafts as --steps, without and with its ReplaySSM); bole-chain.
+Runs: ar; tree (SGLang's kernels); bole, bole-fast (the plug-in, lossless and fast); bole-budget (the plug-in chooses in
+every round from all of --nodes, or from one number and its halves, or from BOLE_SGLANG_BUDGET); chain, chain-replay
+(SGLang's chain of as many drafts as --steps, without and with its ReplaySSM); bole-chain.
 
 Exit status: 0 done, 1 a run failed, 2 wrong arguments.
 """
@@ -32,7 +33,7 @@ TOOLS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TOOLS))
 
 from engine_bench.report import Row, format_rows, save_rows  # noqa: E402
-from engine_bench.runs import RUNS, engine_arguments, environment, make_paths  # noqa: E402
+from engine_bench.runs import RUNS, engine_arguments, environment, make_paths, node_runs  # noqa: E402
 
 
 def parse_range(text: str) -> tuple[int, int]:
@@ -146,7 +147,7 @@ def run_one(name: str, nodes: int, args: argparse.Namespace, folder: Path, texts
     bench = {"phases": str(phases), "weights": args.weights, "vocabulary": vocabulary}
     if aimed:
         bench |= {"texts": str(texts), "least": args.accepted[0], "most": args.accepted[1]}
-    env = environment(kind, folder) | {"BOLE_BENCH": json.dumps(bench)}
+    env = environment(kind, folder, args.nodes) | {"BOLE_BENCH": json.dumps(bench)}
     command = [sys.executable, str(Path(__file__).resolve()), "--model", args.model, "--child", json.dumps(asked)]
     print(f"[bench_sglang] {stem}: starting", flush=True)
     begun = time.perf_counter()
@@ -158,6 +159,9 @@ def run_one(name: str, nodes: int, args: argparse.Namespace, folder: Path, texts
         except subprocess.TimeoutExpired:
             status = 124
     print(f"[bench_sglang] {stem}: status {status}, {time.perf_counter() - begun:.0f} s, {log}", flush=True)
+    if kind.budget:
+        chosen = [line for line in log.read_text(errors="replace").splitlines() if "rounds by draft tokens" in line]
+        print(*chosen, sep="\n", flush=True)
     if status != 0:
         print(log.read_text()[-3000:], flush=True)
     found = json.loads(rows_path.read_text()) if rows_path.exists() else []
@@ -182,7 +186,7 @@ def main() -> int:
     texts, rows, failed = folder / "texts.json", [], False
     # What is aimed at comes first.
     for name in sorted(args.runs, key=lambda r: RUNS[r].speculates):
-        for nodes in args.nodes if RUNS[name].trees else [args.steps + 1]:
+        for nodes in node_runs(RUNS[name], args):
             made = run_one(name, nodes, args, folder, texts)
             failed |= len(made) < len(args.batch)
             rows += made

@@ -10,16 +10,22 @@ if TYPE_CHECKING:
     from bole_runtime.budget.calibration import calibrate
     from bole_runtime.budget.calibration_file import Point
     from bole_runtime.budget.correct import AcceptanceModel
+    from bole_runtime.budget.online import AcceptanceByNodes, OnlineBudget
+    from bole_runtime.budget.round_times import RoundClock, RoundTimes
     from bole_runtime.budget.rules import choose_capacity, expected_tokens, goodput_nodes, published_nodes
     from bole_runtime.budget.table import CalibrationError, CalibrationTable, load_calibration, save_calibration
 
 # Lazy, because the table's schema needs msgspec.
 _EXPORTS = {
+    "AcceptanceByNodes": "online",
     "AcceptanceModel": "correct",
     "Allocation": "allocation",
     "CalibrationError": "table",
     "CalibrationTable": "table",
+    "OnlineBudget": "online",
     "Point": "calibration_file",
+    "RoundClock": "round_times",
+    "RoundTimes": "round_times",
     "allocate": "allocation",
     "calibrate": "calibration",
     "choose_capacity": "rules",
@@ -42,11 +48,15 @@ def __getattr__(name: str) -> object:
 
 
 __all__ = [
+    "AcceptanceByNodes",
     "AcceptanceModel",
     "Allocation",
     "CalibrationError",
     "CalibrationTable",
+    "OnlineBudget",
     "Point",
+    "RoundClock",
+    "RoundTimes",
     "allocate",
     "calibrate",
     "choose_capacity",

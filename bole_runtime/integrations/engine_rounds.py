@@ -16,6 +16,7 @@ from bole_runtime.calls import CommitCall, CommitLayer
 from bole_runtime.conv import ConvFactors, prepare_conv_commit, tree_conv
 from bole_runtime.factors import Factors
 from bole_runtime.integrations.engine_forward import ForwardLog
+from bole_runtime.integrations.engine_memory import RoundMemory
 from bole_runtime.integrations.engine_pools import EnginePools, check_commit, check_targets
 from bole_runtime.state.buffers import RoundBuffers
 from bole_runtime.state.config import StateConfig, state_config
@@ -25,7 +26,7 @@ from bole_runtime.tree import MAX_NODES, TreeBatch
 from bole_runtime.tree.check import check_capacity
 from bole_runtime.validate import check_index, not_a
 
-__all__ = ["BatchRound", "EnginePools", "EngineRounds"]
+__all__ = ["BatchRound", "EnginePools", "EngineRounds", "RoundMemory"]
 
 
 class EngineRounds:
@@ -39,10 +40,12 @@ class EngineRounds:
         batch: rows that the first buffers have; more rows later take new ones.
         dtype: of q, k and v.
         precision: ``fast`` or ``lossless``.
+        memory: factor buffers shared with rounds of other numbers of nodes over the same layers; only one of them may
+            have a forward that is not committed.
 
     Raises:
         TypeError: an argument has a wrong type.
-        ValueError: a size or name is wrong, or the pools do not fit the layer.
+        ValueError: a size or name is wrong, or the pools do not fit the layer, or the memory is of other layers.
     """
 
     def __init__(
@@ -55,6 +58,7 @@ class EngineRounds:
         batch: int,
         dtype: torch.dtype = torch.bfloat16,
         precision: str = "lossless",
+        memory: RoundMemory | None = None,
     ) -> None:
         if not isinstance(layer, LayerGeometry):
             not_a("layer", layer, "a LayerGeometry")
@@ -66,12 +70,18 @@ class EngineRounds:
         self.layer, self.pools, self.nodes = layer, pools, nodes
         self.max_depth = min(max_depth, nodes - 1)
         self.precision, self.dtype = precision, dtype
+        if memory is not None and not isinstance(memory, RoundMemory):
+            not_a("memory", memory, "a RoundMemory or None")
+        self.memory = RoundMemory() if memory is None else memory
         self._rounds: dict[int, BatchRound] = {}
-        self._rows = 0
-        self._buffers: RoundBuffers | None = None
         self._hint = max(batch, 1)
-        self.bytes = 0
-        self.config(self._hint)  # which checks the sizes and names that are left
+        # Which also checks the sizes and names that are left.
+        self.memory.check(self.config(self._hint), pools.states.device)
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the factor buffers, those of rounds that share them included."""
+        return self.memory.bytes
 
     def config(self, batch: int) -> StateConfig:
         """Return sizes for a batch, checked."""
@@ -95,15 +105,11 @@ class EngineRounds:
             found = self._rounds[rows] = BatchRound(self, rows, self._buffers_for(rows))
         return found
 
-    @torch.inference_mode(False)  # tensors that live on are no inference tensors
     def _buffers_for(self, rows: int) -> RoundBuffers:
-        if self._buffers is None or rows > self._rows:
-            # Rounds of fewer rows keep the buffers that their graphs write.
-            self._rows = max(rows, self._hint)
-            config = self.config(self._rows)
-            self._buffers = RoundBuffers(config, self.pools.states.device)
-            self.bytes += sum(RoundBuffers.nbytes(config))
-        return self._buffers
+        # Rounds of fewer rows keep the buffers that their graphs write.
+        return self.memory.take(
+            rows * self.nodes, lambda: self.config(max(rows, self._hint)), self.pools.states.device
+        )  # fmt: skip
 
 
 class BatchRound:

@@ -12,8 +12,9 @@ from bole_testing.close import assert_close, assert_same_bits
 from bole_testing.slot_pools import check_copies, slot_pools
 
 from bole_runtime import LayerGeometry, TreeBatch
-from bole_runtime.integrations.engine_rounds import EnginePools, EngineRounds
+from bole_runtime.integrations.engine_rounds import EnginePools, EngineRounds, RoundMemory
 from bole_runtime.reference import commit_sequential, verify_sequential
+from bole_runtime.state.buffers import RoundBuffers
 from bole_runtime.state.copy_slots import copy_slots
 
 pytestmark = [pytest.mark.gpu, pytest.mark.filterwarnings("ignore:bole")]
@@ -64,15 +65,15 @@ class Family:
 
 
 class Graph:
-    """What an engine captures for one batch size."""
+    """What an engine captures for one batch size and number of nodes."""
 
     def __init__(self, family: Family, rounds: EngineRounds, rows: int, weights: list[dict[str, Any]]) -> None:
         def new(shape: tuple[int, ...], dtype: torch.dtype) -> torch.Tensor:
-            return torch.zeros(rows, NODES, *shape, dtype=dtype, device="cuda")
+            return torch.zeros(rows, rounds.nodes, *shape, dtype=dtype, device="cuda")
 
         self.family, self.current = family, rounds.batch(rows)
         self.slots = torch.full((rows,), -1, dtype=torch.int32, device="cuda")
-        self.parents = torch.full((rows, NODES), -2, dtype=torch.int32, device="cuda")
+        self.parents = torch.full((rows, rounds.nodes), -2, dtype=torch.int32, device="cuda")
         self.raw = [new((family.geometry.channels,), torch.bfloat16) for _ in range(LAYERS)]
         self.weights = weights
         self.gates = [
@@ -101,14 +102,19 @@ class Graph:
                 gates[name].normal_()
 
 
+@pytest.mark.parametrize("numbers", [(NODES,), (NODES, 8, 1)])
 @pytest.mark.parametrize("name", ["gdn", "kda", "mamba2"])
-def test_graphs_of_batch_sizes_take_turns(name: str) -> None:
+def test_graphs_take_turns(name: str, numbers: tuple[int, ...]) -> None:
+    """Graphs of batch sizes, and of numbers of nodes, over the same pools and factor buffers."""
     torch.manual_seed(3)
     rng = random.Random(3)
     family = Family(name)
     states = torch.randn(LAYERS, SLOTS, *family.geometry.state_shape, device="cuda")
     windows = family.windows()
-    rounds = EngineRounds(family.geometry, EnginePools(states, windows), nodes=NODES, max_depth=NODES - 1, batch=2)
+    pools, memory = EnginePools(states, windows), RoundMemory()
+    made = {
+        n: EngineRounds(family.geometry, pools, nodes=n, max_depth=n - 1, batch=4, memory=memory) for n in numbers
+    }  # fmt: skip
     weights: list[dict[str, Any]] = [
         {
             "conv": torch.randn(
@@ -118,24 +124,26 @@ def test_graphs_of_batch_sizes_take_turns(name: str) -> None:
         }
         for _ in range(LAYERS)
     ]
-    graphs = {rows: Graph(family, rounds, rows, weights) for rows in (4, 2, 1)}
+    graphs = {(n, rows): Graph(family, rounds, rows, weights) for n, rounds in made.items() for rows in (4, 2, 1)}
     for turn in range(12):
+        nodes = numbers[(turn // 2) % len(numbers)]
         rows = (4, 2, 4, 1)[turn % 4]
         live = max(1, rows - turn % 3)
-        graph = graphs[rows]
+        graph = graphs[nodes, rows]
         graph.slots.fill_(-1)
         graph.slots[:live] = torch.tensor(rng.sample(range(5), live))
-        parents = [random_parents(rng, NODES, roots=0.0) for _ in range(rows)]
+        parents = [random_parents(rng, nodes, roots=0.0) for _ in range(rows)]
         graph.parents.copy_(torch.tensor(parents))
         graph.draw()
         graph.graph.replay()
-        accepted = torch.tensor([rng.randrange(-1, NODES) for _ in range(live)], device="cuda")
-        steps = torch.tensor([rng.randrange(-1, NODES) for _ in range(live)], device="cuda")
+        accepted = torch.tensor([rng.randrange(-1, nodes) for _ in range(live)], device="cuda")
+        steps = torch.tensor([rng.randrange(-1, nodes) for _ in range(live)], device="cuda")
         targets = torch.tensor(rng.sample(range(5, SLOTS), live), dtype=torch.int32, device="cuda")
         before = states.clone(), windows.clone()
         graph.current.commit_copies(graph.slots[:live], targets, steps.int())
         graph.current.commit(graph.slots[:live], accepted)
-        _check(graph, rounds, before, live, accepted, steps, targets)
+        _check(graph, made[nodes], before, live, accepted, steps, targets)
+    assert memory.bytes == sum(RoundBuffers.nbytes(made[NODES].config(4)))
 
 
 def _check(

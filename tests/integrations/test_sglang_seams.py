@@ -7,10 +7,22 @@ from pathlib import Path
 
 import pytest
 
-from bole_runtime.integrations.sglang import CHANGED, KNOWN_VERSIONS, READ, Seam, SeamError, missing, register, unpacked
+from bole_runtime.integrations.sglang import (
+    BUDGET_CHANGED,
+    BUDGET_READ,
+    CHANGED,
+    KNOWN_VERSIONS,
+    READ,
+    Seam,
+    SeamError,
+    missing,
+    register,
+    unpacked,
+)
 from bole_runtime.integrations.sglang.options import read_options
 from bole_runtime.integrations.sglang.seams import COMMIT, GDN, KIMI_FORWARD, check, mentions
 
+EVERYTHING = (*CHANGED, *READ, *BUDGET_CHANGED, *BUDGET_READ)
 #: Folder with one unpacked wheel a version, which CI downloads (tools/fetch_sglang.py).
 WHEELS = os.environ.get("BOLE_SGLANG_WHEELS", "")
 
@@ -20,7 +32,7 @@ WHEELS = os.environ.get("BOLE_SGLANG_WHEELS", "")
 def test_real_wheels_have_every_seam(version: str) -> None:
     folder = Path(WHEELS) / version
     assert (folder / "sglang").is_dir(), f"no unpacked wheel in {folder}"
-    assert missing(unpacked(folder)) == []
+    assert missing(unpacked(folder), EVERYTHING) == []
 
 
 @pytest.mark.skipif(not WHEELS, reason="BOLE_SGLANG_WHEELS is not set: tools/fetch_sglang.py")
@@ -95,6 +107,21 @@ def test_options(monkeypatch: pytest.MonkeyPatch) -> None:
         read_options({"BOLE_SGLANG": "1", "BOLE_SGLANG_PRECISION": "fp8"})
 
 
+def test_options_of_the_budget() -> None:
+    on = {"BOLE_SGLANG": "1"}
+    assert read_options(on).budget == ""
+    assert read_options({**on, "BOLE_SGLANG_BUDGET": "0"}).budget == ""
+    assert read_options({**on, "BOLE_SGLANG_BUDGET": "1"}).budget == "auto"
+    assert read_options({**on, "BOLE_SGLANG_BUDGET": "Auto"}).budget == "auto"
+    given = read_options({**on, "BOLE_SGLANG_BUDGET": " 32,8, 16", "BOLE_SGLANG_BUDGET_COSTS": "a.json"})
+    assert (given.budget, given.budget_costs) == ((8, 16, 32), "a.json")
+    for wrong in ("many", "8,,16", "0,8", "-8", "8.5"):
+        with pytest.raises(ValueError, match=r"BOLE_SGLANG_BUDGET=.*allowed: auto"):
+            read_options({**on, "BOLE_SGLANG_BUDGET": wrong})
+    with pytest.raises(ValueError, match="BOLE_SGLANG_BUDGET is not"):
+        read_options({**on, "BOLE_SGLANG_BUDGET_COSTS": "a.json"})
+
+
 def test_registration_ends_the_process_where_it_cannot_serve(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -103,7 +130,7 @@ def test_registration_ends_the_process_where_it_cannot_serve(
     # SGLang catches Exception around a plug-in, so anything else than SystemExit would leave its own path in place.
     monkeypatch.setenv("BOLE_SGLANG", "1")
     monkeypatch.setattr("bole_runtime.integrations.sglang.seams.installed_version", lambda: "0.0.1")
-    monkeypatch.setattr("bole_runtime.integrations.sglang.seams.missing", lambda: ["a.b: not there"])
+    monkeypatch.setattr("bole_runtime.integrations.sglang.seams.missing", lambda **more: ["a.b: not there"])
     with pytest.raises(SystemExit):
         register()
     assert "SGLang 0.0.1 is not as Bole's plug-in needs it" in capsys.readouterr().err
@@ -115,7 +142,7 @@ def test_registration_ends_the_process_where_it_cannot_serve(
 
 def test_the_document_lists_every_seam() -> None:
     text = (Path(__file__).resolve().parents[2] / "docs" / "engines.md").read_text()
-    for seam in CHANGED:
+    for seam in (*CHANGED, *BUDGET_CHANGED):
         assert f"| `{seam.name}` | {seam.does} |" in text
     for version in KNOWN_VERSIONS:
         assert version in text

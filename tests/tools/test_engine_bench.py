@@ -119,13 +119,21 @@ def test_rows_compare_texts_and_speeds(tools: None, tmp_path: Path) -> None:
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["run"] == "tree-16"
 
 
-def test_processes_find_the_checkout_and_both_plug_ins(tools: None, tmp_path: Path) -> None:
-    from engine_bench.runs import RUNS, environment, make_paths
+def test_processes_find_the_checkout_and_both_plug_ins(
+    tools: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from engine_bench.runs import RUNS, environment, make_paths, node_runs
 
     make_paths(tmp_path)
     env = environment(RUNS["bole-fast"], tmp_path)
     assert (env["BOLE_SGLANG"], env["BOLE_SGLANG_PRECISION"]) == ("1", "fast")
     assert environment(RUNS["tree"], tmp_path)["BOLE_SGLANG"] == "0"
+    assert environment(RUNS["bole-budget"], tmp_path, [8, 16])["BOLE_SGLANG_BUDGET"] == "8,16"
+    assert environment(RUNS["bole-budget"], tmp_path, [32])["BOLE_SGLANG_BUDGET"] == "auto"
+    monkeypatch.setenv("BOLE_SGLANG_BUDGET", "auto")
+    assert "BOLE_SGLANG_BUDGET" not in environment(RUNS["bole"], tmp_path, [8, 16])
+    asked = SimpleNamespace(nodes=[8, 16], steps=5)
+    assert [node_runs(RUNS[r], asked) for r in ("bole", "bole-budget", "chain")] == [[8, 16], [16], [6]]
     code = (
         "from importlib.metadata import entry_points\n"
         "for e in entry_points(group='sglang.srt.plugins'): print(e.name, e.load().__module__)"

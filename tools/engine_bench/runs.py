@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -27,12 +28,14 @@ class Run:
         speculates: with drafts.
         trees: with trees, whose nodes vary; else chains.
         bole: profile of the plug-in, or empty for SGLang alone.
+        budget: the plug-in chooses the nodes in every round, from those that are asked for.
         engine: more arguments.
     """
 
     speculates: bool = True
     trees: bool = True
     bole: str = ""
+    budget: bool = False
     engine: tuple[tuple[str, Any], ...] = ()
 
 
@@ -41,6 +44,7 @@ RUNS = {
     "tree": Run(),
     "bole": Run(bole="lossless"),
     "bole-fast": Run(bole="fast"),
+    "bole-budget": Run(bole="lossless", budget=True),
     "chain": Run(trees=False),
     "chain-replay": Run(trees=False, engine=(("enable_gdn_replayssm_spec", True),)),
     "bole-chain": Run(trees=False, bole="lossless"),
@@ -58,12 +62,26 @@ def make_paths(folder: Path) -> None:
     (info / "entry_points.txt").write_text(ENTRY_POINTS)
 
 
-def environment(run: Run, folder: Path) -> dict[str, str]:
-    """Return the environment of one engine's process."""
+def node_runs(run: Run, args: argparse.Namespace) -> list[int]:
+    """Return the nodes that a run is started with, once each; a budget chooses up to the largest in one run."""
+    if not run.trees:
+        return [args.steps + 1]
+    return [max(args.nodes)] if run.budget else list(args.nodes)
+
+
+def environment(run: Run, folder: Path, nodes: Sequence[int] = ()) -> dict[str, str]:
+    """Return the environment of one engine's process; a budget has all ``nodes`` to choose from, if there are two.
+
+    ``BOLE_SGLANG_BUDGET`` of this process says otherwise, such as ``1,8,32`` with rounds without drafts.
+    """
     paths = [str(folder), *filter(None, [os.environ.get("PYTHONPATH", "")])]
     env = {**os.environ, "PYTHONPATH": os.pathsep.join(paths), "BOLE_SGLANG": "1" if run.bole else "0"}
     if run.bole:
         env["BOLE_SGLANG_PRECISION"] = run.bole
+    if run.budget:
+        env.setdefault("BOLE_SGLANG_BUDGET", ",".join(map(str, nodes)) if len(nodes) > 1 else "auto")
+    else:
+        env = {name: value for name, value in env.items() if not name.startswith("BOLE_SGLANG_BUDGET")}
     env["SGLANG_PLUGINS"] = "bole,bole-bench"
     return env
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from typing import Any
 
 from bole_runtime.integrations.sglang import seams
+from bole_runtime.integrations.sglang.budget_seams import BUDGET_READ, DRAFTED, ROUND, WORKER
 from bole_runtime.integrations.sglang.options import SWITCH, read_options
 
 logger = logging.getLogger(__name__)
@@ -28,6 +29,13 @@ def hooks() -> dict[seams.Seam, Callable[..., Any]]:
     }
 
 
+def budget_hooks() -> dict[seams.Seam, Callable[..., Any]]:
+    """Return what runs around each seam of the budget."""
+    from bole_runtime.integrations.sglang import budget, drafted
+
+    return {WORKER: budget.worker_init, ROUND: budget.forward_batch, DRAFTED: drafted.organize}
+
+
 def register() -> None:
     """Entry point in the group ``sglang.srt.plugins``. Does nothing unless ``BOLE_SGLANG=1``.
 
@@ -40,14 +48,16 @@ def register() -> None:
         if not options.enabled:
             return
         version = seams.installed_version()
-        seams.check(version, seams.missing())
+        wanted = {**hooks(), **(budget_hooks() if options.budget else {})}
+        read = (*seams.READ, *(BUDGET_READ if options.budget else ()))
+        seams.check(version, seams.missing(seams=(*wanted, *read)))
         # SGLang resolves a hook's target by name and only logs a module that cannot be imported.
-        for seam in seams.CHANGED:
+        for seam in wanted:
             importlib.import_module(seam.module)
     except (seams.SeamError, ValueError, ImportError) as error:
         print(f"bole: {error}", file=sys.stderr, flush=True)
         raise SystemExit(1) from error
     registry = importlib.import_module("sglang.srt.plugins.hook_registry")
-    for seam, hook in hooks().items():
+    for seam, hook in wanted.items():
         registry.HookRegistry.register(seam.target, hook, registry.HookType.AROUND)
     logger.info("bole: %s=1, SGLang %s: target verification is Bole's (%s)", SWITCH, version, options.precision)

@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+from bole_runtime.integrations.sglang.budget_checks import check_algorithm
+from bole_runtime.integrations.sglang.options import read_options
 from bole_runtime.integrations.sglang.served import NotServed, served
 
 logger = logging.getLogger(__name__)
@@ -98,6 +100,8 @@ def reserve(original: Callable[..., Any], configurator: Any, total_rest_memory: 
         return original(configurator, total_rest_memory)
     if configurator.server_args.pp_size > 1:
         raise NotServed("pipeline parallelism is not served by Bole's plug-in; unset BOLE_SGLANG, or use --tp")
+    if read_options().budget:
+        check_algorithm(configurator.spec_algorithm)  # whose worker makes the budget's controller; others would not
     share = node_share(configurator.mambaish_config.mamba2_cache_params)
     with _fewer_nodes(configurator, nodes * share):
         left = original(configurator, total_rest_memory)

@@ -7,13 +7,13 @@ from typing import Any, NamedTuple
 
 import torch
 
-from bole_runtime.integrations.engine_rounds import BatchRound, EnginePools, EngineRounds
+from bole_runtime.integrations.engine_rounds import BatchRound, EnginePools, EngineRounds, RoundMemory
 from bole_runtime.integrations.sglang.options import read_options
 from bole_runtime.integrations.sglang.served import NotServed
 from bole_runtime.state.geometry import LayerGeometry
 from bole_runtime.tree import parents_from_links
 
-_ROUNDS, _ROWS = "_bole_rounds", "_bole_rows"
+_ROUNDS, _ROWS, _MEMORY = "_bole_rounds", "_bole_rows", "_bole_memory"
 
 #: Makes the geometry of a layer and the pools of all layers, at the first verification.
 Describe = Callable[[], "tuple[LayerGeometry, EnginePools]"]
@@ -47,8 +47,8 @@ def layer_round(
         describe: geometry and pools.
 
     Raises:
-        NotServed: the trees have not always the same number of nodes, or there are states that Bole's commit does not
-            know.
+        NotServed: the trees of a backend have not always the same number of nodes, or there are states that Bole's
+            commit does not know.
     """
     if getattr(spec_info, "ragged_verify_layout", None) is not None:
         raise NotServed(
@@ -61,8 +61,8 @@ def layer_round(
         setattr(backend, _ROUNDS, rounds)
     if spec_info.draft_token_num != rounds.nodes:
         raise NotServed(
-            f"{spec_info.draft_token_num} draft tokens after {rounds.nodes}: Bole's plug-in does not serve trees whose "
-            "size changes (adaptive speculation); unset BOLE_SGLANG"
+            f"{spec_info.draft_token_num} draft tokens after {rounds.nodes} in one attention backend: Bole's plug-in "
+            "serves trees whose size changes where each size has a backend of its own; unset BOLE_SGLANG"
         )
     current = rounds.batch(rows)
     metadata = backend.forward_metadata
@@ -108,6 +108,11 @@ def _make(backend: Any, spec_info: Any, dtype: torch.dtype, describe: Describe) 
     if any(getattr(pool.mamba_pool.mamba_cache, f"replayssm_{name}", None) is not None for name in ("g", "rawv")):
         raise NotServed("SGLang's ReplaySSM and Bole's plug-in replace the same thing; choose one")
     geometry, pools = describe()
+    # Backends of other numbers of draft tokens work on the same pools, one after the other.
+    memory: RoundMemory | None = getattr(pool, _MEMORY, None)
+    if memory is None:
+        memory = RoundMemory()
+        setattr(pool, _MEMORY, memory)
     return EngineRounds(
         geometry,
         pools,
@@ -117,4 +122,5 @@ def _make(backend: Any, spec_info: Any, dtype: torch.dtype, describe: Describe) 
         batch=max(pool.size, len(backend.state_indices_list)),
         dtype=dtype,
         precision=read_options().precision,
+        memory=memory,
     )

@@ -76,9 +76,12 @@ def served(model_config: Any = None) -> bool:
 
 def _check_hooks() -> None:
     """SGLang logs a hook that it could not set, and goes on."""
+    from bole_runtime.integrations.sglang.budget_seams import BUDGET_CHANGED
+    from bole_runtime.integrations.sglang.options import read_options
     from bole_runtime.integrations.sglang.seams import CHANGED
 
     registry = importlib.import_module("sglang.srt.plugins.hook_registry").HookRegistry
-    lost = [seam.target for seam in CHANGED if seam.target not in registry._patched]
+    wanted = (*CHANGED, *(BUDGET_CHANGED if read_options().budget else ()))
+    lost = [seam.target for seam in wanted if seam.target not in registry._patched]
     if lost:
         raise NotServed(f"SGLang did not set Bole's hooks on {', '.join(lost)}; its log says why")
