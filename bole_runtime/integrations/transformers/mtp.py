@@ -94,8 +94,10 @@ class MtpHead(torch.nn.Module):
         # Its own: the model's may have been set to another since.
         if self.block.self_attn.config._attn_implementation == "eager":
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, torch.finfo(x.dtype).min)
+        # Qwen3.5 has a position for time, height and width each: of text they are one.
+        turned = positions.expand(3, -1, -1) if hasattr(text.rotary_emb, "mrope_section") else positions
         x = self.block(
-            x, position_embeddings=text.rotary_emb(x, positions), attention_mask=mask, position_ids=positions,
+            x, position_embeddings=text.rotary_emb(x, turned), attention_mask=mask, position_ids=positions,
             cache=cache, use_cache=cache is not None,
         )  # fmt: skip
         x = self.norm(x)
