@@ -26,6 +26,12 @@ def check_slots(slots: torch.Tensor, pool_slots: int) -> None:
         raise ValueError(f"slots: slots[{row}] = {int(slots[row])} is outside -1 (padding) to {pool_slots - 1}")
 
 
+def duplicated(slots: torch.Tensor) -> list[int]:
+    """Return the slots that two requests have, padding apart."""
+    live, counts = torch.unique(slots[slots >= 0], return_counts=True)
+    return [int(slot) for slot in live[counts > 1]]
+
+
 def check_status(tree: TreeBatch) -> None:
     """Check that the tree was built without a fault.
 

@@ -12,9 +12,8 @@ def default_config(problem: Specialisation, gpu: GpuLimits) -> Config:
     """Return the configuration to run without a measurement.
 
     Few heads are a matter of latency: one launch. With many heads, R is made better in a kernel of its own, once for
-    all value tiles. R of many nodes is made and applied in blocks of rows; for few heads, their many programs have less to
-    do where pseudo-values are solved for instead. A commit
-    goes token by token, unless a long pending chain is folded with it and nothing is solved for that.
+    all value tiles; of many nodes, by blocks of rows, except for few heads, where pseudo-values are solved for instead.
+    A commit goes token by token, unless a long pending chain is folded with it and nothing is solved for that.
 
     Raises:
         ValueError: no variant can serve the problem, with each one's reason.

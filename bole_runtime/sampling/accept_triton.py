@@ -165,7 +165,8 @@ def accept_kernel(
                     token = drawn.to(tl.int64)
             if METHOD == 2:
                 cut = cut.to(tl.int32)
-                usable = given < float("inf")  # not NaN either
+                # Not NaN either, and not so small that what it is divided by would no longer be its sum.
+                usable = (given < float("inf")) & ((given <= 0) | (given >= 1e-30))
                 flags = tl.where(usable | wrong, flags, flags | 2)
                 # A sum of 1 up to rounding is left alone, so that a draft equal to the target stays equal to it.
                 scale = tl.where(tl.abs(given - 1) < 1e-5, 1.0, 1 / tl.maximum(given, 1e-30))

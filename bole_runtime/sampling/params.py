@@ -13,7 +13,7 @@ GREEDY_TEMPERATURE = 1e-5
 
 _FIELDS: dict[str, tuple[torch.dtype, str]] = {
     "temperature": (torch.float32, "finite and >= 0"),
-    "top_k": (torch.int32, "an integer; 0 or less means off"),
+    "top_k": (torch.int32, "an integer below 2**31; 0 or less means off"),
     "top_p": (torch.float32, "in (0, 1]"),
     "min_p": (torch.float32, "in [0, 1]"),
 }
@@ -71,6 +71,8 @@ class SamplingParams:
         """
         check_capacity("batch", batch, 0, 2**31 - 1)
         target = torch.device(device)
+        if temperature is None:
+            raise TypeError("temperature: None is not allowed; allowed: finite and >= 0 (0 is greedy)")
         values = {"temperature": temperature, "top_k": top_k, "top_p": top_p, "min_p": min_p}
         for name, value in values.items():
             setattr(self, name, None if value is None else _field(name, value, batch, target))

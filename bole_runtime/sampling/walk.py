@@ -11,6 +11,9 @@ from bole_runtime.sampling.distribution import draw, greedy_token, target_probs,
 from bole_runtime.sampling.philox import uniform
 from bole_runtime.sampling.result import STATUS_DRAFT, STATUS_LOGITS, STATUS_TOKEN
 
+#: A draft row of a smaller sum, other than 0, is not used. The kernel has the same number.
+SMALLEST_SUM = 1e-30
+
 
 class _Forest(NamedTuple):
     """Dense views of a tree: flat row, parent (-2 where not live) and token of each node, all int64 [B, N]."""
@@ -138,10 +141,13 @@ def _reject(
     size = probs.shape[-1]
     draft = call.draft_probs.reshape(-1, size)[row].float()
     wrong = ~((draft >= 0) & (draft < float("inf"))).all(-1)
-    draft = torch.where(wrong.unsqueeze(1), 0.0, draft)
     total = draft.sum(-1, keepdim=True)
+    # Of so small a sum, what a row is divided by is no longer its sum.
+    wrong = wrong | ((total > 0) & (total < SMALLEST_SUM)).squeeze(1)
+    draft = torch.where(wrong.unsqueeze(1), 0.0, draft)
+    total = torch.where(wrong.unsqueeze(1), 0.0, total)
     # A sum of 1 up to rounding is left alone: a draft equal to the target stays equal to it.
-    draft = torch.where((total - 1).abs() < 1e-5, draft, draft / total.clamp(min=1e-30))
+    draft = torch.where((total - 1).abs() < 1e-5, draft, draft / total.clamp(min=SMALLEST_SUM))
     accepted = torch.full_like(row, -1)
     last = torch.full_like(row, -1)
     index = torch.arange(below.shape[1], device=row.device)

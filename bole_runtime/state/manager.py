@@ -236,9 +236,12 @@ class StateManager:
             slots: in use; default, every slot in use.
 
         Raises:
+            TypeError: no sequence of slots.
             ValueError: a slot is not in use.
         """
         self._check_idle()
+        if isinstance(slots, int):
+            raise TypeError(f"slots: expected a sequence of slots, got {slots}; write [{slots}]")
         which = sorted(self.used_slots if slots is None else {self._slots.check(s, "slots") for s in slots})
         if not self.request.chains or not which:
             return

@@ -94,8 +94,9 @@ class Round:
             The output of every node.
 
         Raises:
-            ValueError: an argument is wrong, the layer was already verified in this round, or ``qk_l2norm`` or a float
-                of the gates is not that of earlier calls whose tokens may still wait in a chain.
+            ValueError: an argument is wrong, the layer was already verified in this round, ``qk_l2norm`` or a float of
+                the gates is not that of earlier calls whose tokens may still wait in a chain, or (``fused``, where
+                values are checked) a slot is that of two requests.
         """
         manager = self._manager
         config = manager.config
@@ -106,6 +107,13 @@ class Round:
             check.not_a("gates", gates, "a mapping from gate names to tensors")
         l2norm = options.get("qk_l2norm")
         context = self._context_of(layer, gates, l2norm)
+        if config.policy == "fused" and checks_values(options.get("validate"), self.tree.device):
+            # Before anything is written: this policy writes waiting tokens first.
+            values.check_slots(self.slots, config.slots)
+            if twice := values.duplicated(self.slots):
+                raise ValueError(
+                    f"slots: {twice} are those of several requests, whose waiting tokens would be written twice"
+                )
         self._begin()
         pending = manager.request.chains[layer] if config.policy == "deferred" else None
         variant = options.pop("variant", None)
@@ -250,8 +258,16 @@ class Round:
             made = prepare_layers(manager, self, [part], [manager.request.chains[layer]], [layer])
             self._writes[layer] = made
         self._keep(made)
-        made(self.slots, self._nothing, self._flush)
+        made(self._once(), self._nothing, self._flush)
         self._written.add(layer)
+
+    def _once(self) -> torch.Tensor:
+        """Return the slots; where they can be read for nothing, one that two requests have is kept in the first."""
+        slots = self.slots
+        if slots.device.type != "cpu" or not values.duplicated(slots):
+            return slots
+        before = (slots.unsqueeze(0) == slots.unsqueeze(1)).tril(-1).any(1)
+        return torch.where(before, -1, slots)
 
     def _context_of(self, layer: int, gates: Mapping[str, torch.Tensor | float], l2norm: bool | None) -> CallContext:
         """Return what a call says about the tokens that it keeps, checked against those that wait from earlier calls.

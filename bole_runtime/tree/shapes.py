@@ -77,6 +77,8 @@ def k_ary(branching: Sequence[int]) -> StaticTree:
         TypeError: a width is not an int.
         ValueError: a width is below 1, or the tree has more than 512 nodes.
     """
+    if isinstance(branching, int):
+        raise TypeError(f"branching: expected widths, one a level, got {branching}; write [{branching}]")
     parents, ranks, level = [-1], [0], [0]
     for width in branching:
         check_capacity("branching", width, 1, MAX_NODES)

@@ -216,14 +216,15 @@ def test_rows_that_cannot_be_used_are_reported_and_stop_the_walk(method: str) ->
 
 
 def test_an_unusable_draft_row_is_reported_and_accepts_nothing() -> None:
-    logits = torch.zeros(3, 2, 2)
-    draft = torch.tensor([[NAN, 1.0], [-1.0, 2.0], [0.0, 0.0]]).unsqueeze(1).repeat(1, 2, 1)
+    logits = torch.zeros(4, 2, 2)
+    # The last one has a sum that is not what it would be divided by: its child would always be accepted.
+    draft = torch.tensor([[NAN, 1.0], [-1.0, 2.0], [0.0, 0.0], [4e-34, 6e-34]]).unsqueeze(1).repeat(1, 2, 1)
     got = accept(
-        logits, torch.ones(3, 2, dtype=torch.int32), TreeBatch.chain(3, 2), method="rejection", draft_probs=draft,
-        uniforms=torch.zeros(3, 2, 2),
+        logits, torch.ones(4, 2, dtype=torch.int32), TreeBatch.chain(4, 2), method="rejection", draft_probs=draft,
+        uniforms=torch.zeros(4, 2, 2),
     )  # fmt: skip
-    assert got.status.tolist() == [STATUS_DRAFT, STATUS_DRAFT, 0]
-    assert (got.accepted.tolist(), got.bonus.tolist()) == ([0, 0, 0], [0, 0, 0])
+    assert got.status.tolist() == [STATUS_DRAFT, STATUS_DRAFT, 0, STATUS_DRAFT]
+    assert (got.accepted.tolist(), got.bonus.tolist()) == ([0] * 4, [0] * 4)
 
 
 def test_tokens_outside_the_vocabulary() -> None:
@@ -349,6 +350,8 @@ def test_argument_errors() -> None:
         ({"top_k": 2.5}, TypeError, "top_k: 2.5"),
         ({"top_k": [1, 2, 3]}, ValueError, r"top_k: expected shape \(2,\)"),
         ({"temperature": "warm"}, TypeError, "temperature: 'warm'"),
+        ({"temperature": None}, TypeError, "temperature: None"),
+        ({"top_k": 2**40}, ValueError, r"top_k: 1099511627776 is not allowed; allowed: an integer below 2\*\*31"),
         ({"temperature": torch.tensor([True, False])}, TypeError, "temperature: dtype torch.bool"),
         ({"temperature": 1j}, TypeError, "temperature: 1j"),
         # What is kept is fp32: infinite there, or 0.

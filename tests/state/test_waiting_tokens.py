@@ -211,3 +211,33 @@ def test_states_of_a_wrong_type_are_refused_before_anything_is_written(states: A
 def test_sizes_of_a_layer_are_integers(name: str) -> None:
     with pytest.raises(TypeError, match=f"{name}: expected an int, got float"):
         LayerGeometry(1, 2, 16, 16, **{"conv_width": 4, name: 4.0})  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("convolved", [False, True])
+def test_a_slot_of_two_requests_does_not_get_its_waiting_tokens_twice(convolved: bool) -> None:
+    layer = LayerGeometry(key_heads=1, value_heads=2, dk=16, dv=16, conv_channels=64, conv_width=4)
+    made = StateManager([layer], policy="fused", **{**SIZES, "max_batch": 2})
+    tree, slots = TreeBatch.chain(2, 4), torch.tensor([made.allocate(), made.allocate()])
+    rnd = made.round(tree, slots)
+
+    def verify_both() -> None:
+        torch.manual_seed(5)
+        q, k, v = torch.randn(2, 4, 1, 16), torch.randn(2, 4, 1, 16), torch.randn(2, 4, 2, 16)
+        rnd.verify(0, q, k, v, gates={"g": -torch.rand(2, 4, 2), "beta": torch.rand(2, 4, 2)})
+
+    def convolve() -> None:
+        rnd.conv(0, torch.randn(2, 4, 64), torch.randn(64, 4))
+
+    convolve()
+    verify_both()
+    rnd.commit(torch.tensor([2, 1]))
+    wanted = made.export_states(made.fork(0))[0]  # a fork has the tokens that wait, too
+    slots.copy_(torch.tensor([0, 0]))
+    if convolved:
+        convolve()  # the round has begun: what abandons it writes what waits
+    with pytest.raises(ValueError, match=r"slots: \[0\] are those of several requests"):
+        verify_both()
+    rnd.abandon()
+    torch.testing.assert_close(made.export_states(0)[0], wanted, rtol=0, atol=0)
+    with pytest.raises(TypeError, match=r"slots: expected a sequence of slots, got 0; write \[0\]"):
+        made.materialise(0)  # type: ignore[arg-type]

@@ -103,3 +103,24 @@ def test_bad_recordings_are_refused(
     assert main(["--recorded", str(path), "--out", str(tmp_path / "x")]) == 2
     assert message in capsys.readouterr().err
     assert not (tmp_path / "x.csv").exists()
+
+
+@pytest.mark.parametrize(
+    "given",
+    ["--batches 0", "--batches ,", "--fixed 0", "--ease 1", "--ease 0", "--eps -1", "--eps nan", "--kv -1",
+     "--rounds 0", "--draft-us -5"],
+    ids=lambda text: text.replace(" ", "="),
+)  # fmt: skip
+def test_arguments_outside_their_range_are_usage_errors(given: str, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as caught:
+        main(given.split())
+    assert caught.value.code == 2
+    assert given.split()[0] in capsys.readouterr().err
+
+
+def test_dots_in_the_name_of_the_files_stay(tmp_path: Path) -> None:
+    other = tmp_path / "v1.csv"
+    other.write_text("another's\n")
+    assert main(["--batches", "1", "--rounds", "1", "--fixed", "2", "--out", str(tmp_path / "v1.5")]) == 0
+    assert {p.name for p in tmp_path.iterdir()} == {"v1.csv", "v1.5.csv", "v1.5.png"}
+    assert other.read_text() == "another's\n"
