@@ -252,7 +252,7 @@ def _warm_size(g: _Geometry, batch: int, precision: str, captured: bool, layers:
     # Captured factors hold ready gates where those are one value a head, and that is what their commit reads.
     kept = replace(g, gate_mode=g.spec.kept_mode(g.gate_mode)) if captured else g
     alone = _call(kept, min(batch, 2), precision, False) if captured else call
-    work = select.buckets(g.nodes, g.depth, 0, batch, g.hv)[3]
+    work = select.buckets("verify", g.nodes, g.depth, 0, batch, g.hv)[3]
     layer = CommitLayer(alone.state, _factors(alone))
     commit_call = CommitCall(call.spec, (layer,), alone.slots, alone.slots, alone.tree, precision)
     verify_bound = OUTPUT_BOUND[precision]

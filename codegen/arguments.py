@@ -142,7 +142,9 @@ def make_parser() -> argparse.ArgumentParser:
     )
     buckets.add_argument("--state-dtype", type=_words(*DTYPES), metavar="LIST", help="default, the model's, else fp32")
     buckets.add_argument("--gates", type=_words("raw", "ready"), default=["raw"], metavar="LIST", help="default raw")
-    buckets.add_argument("--pending", type=numbers, default=[0], metavar="LIST", help="pending-chain capacity; 0")
+    buckets.add_argument(
+        "--pending", type=numbers, default=[0], metavar="LIST", help="pending-chain capacity; 0 (8 for up to 8 nodes)"
+    )
     buckets.add_argument(
         "--depth", type=numbers, default=[], metavar="LIST", help="default, as deep as the nodes allow"
     )

@@ -24,7 +24,7 @@ from bole_codegen.compile.offline import machine_code
 from bole_codegen.render import render
 from bole_runtime import gpus
 from bole_runtime.kernels import default_config
-from bole_runtime.kernels.problem import NODE_BUCKETS, PENDING_BUCKETS, Problem, bucket, work_bucket
+from bole_runtime.kernels.problem import Problem, row_buckets, work_bucket
 
 _INSTRUCTION = re.compile(r"^\s+/\*[0-9a-f]{4,}\*/", re.MULTILINE)
 
@@ -48,10 +48,10 @@ def main(argv: list[str] | None = None) -> int:
     add("--state-dtype", default="fp32", help="of the state (%(default)s)")
     args = parser.parse_args(argv)
     limits = gpus.get(args.gpu).limits()
+    nodes, pending = row_buckets("verify", args.nodes, args.pending)
     problem = Problem(
         "verify", "gdn", 128, 128, 2, "bf16", args.state_dtype, "raw", args.precision,
-        bucket(args.nodes, NODE_BUCKETS, "--nodes"), args.depth, bucket(args.pending, PENDING_BUCKETS, "--pending"),
-        work_bucket(args.batch, 32),
+        nodes, args.depth, pending, work_bucket(args.batch, 32),
     )  # fmt: skip
     config = default_config(problem, limits) if args.variant == "default" else parse_config(args.variant)
     print(config)

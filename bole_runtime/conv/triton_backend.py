@@ -26,7 +26,7 @@ def _problem(
     op: str, channels: int, width: int, length: int, in_dtype: str, state_dtype: str, bias: bool, silu: bool,
     dynamic: bool, nodes: int, pending: int, batch: int,
 ) -> ConvProblem:  # fmt: skip
-    node_bucket, _, pending_bucket, work = buckets(nodes, nodes, pending, batch, 1)
+    node_bucket, _, pending_bucket, work = buckets(op, nodes, nodes, pending, batch, 1)
     wide = 1 << (channels - 1).bit_length()
     return ConvProblem(
         op, wide, width, length, in_dtype, state_dtype, bias, silu, dynamic, node_bucket, pending_bucket, work

@@ -135,7 +135,7 @@ def _problems(call: ConvCall, batch: int) -> tuple[ConvProblem, ...]:
     from bole_runtime.backends.triton_backend import select
     from bole_runtime.conv.triton_backend import commit_problem, conv_problem
 
-    work = select.buckets(call.tree.max_nodes, call.tree.max_depth, 0, batch, 1)[3]
+    work = select.buckets("tree_conv", call.tree.max_nodes, call.tree.max_depth, 0, batch, 1)[3]
     commit = ConvCommitCall((_layer(call, call.state),), call.slots, call.slots, call.tree)
     return conv_problem(call).replace(work=work), commit_problem(commit, commit.layers[0]).replace(work=work)
 

@@ -19,6 +19,8 @@ DEPTH_BUCKETS: tuple[int, ...] = (8, 16, 32, 64, 128, 256, 512)
 #: Short names of the element types a kernel reads and writes.
 DTYPES: tuple[str, ...] = ("bf16", "fp16", "fp32")
 OPS: tuple[str, ...] = ("verify", "commit")
+#: Nodes, and pending tokens above them, that share the 16 rows of the smallest tile: see :func:`row_buckets`.
+SMALL = 8
 PRECISIONS: tuple[str, ...] = ("fast", "lossless")
 
 
@@ -32,6 +34,21 @@ def bucket(value: int, buckets: tuple[int, ...], name: str) -> int:
         if value <= b:
             return b
     raise ValueError(f"{name} = {value} is above the largest supported value, {buckets[-1]}")
+
+
+def row_buckets(op: str, nodes: int, pending: int) -> tuple[int, int]:
+    """Return the node and pending buckets of a call's capacities.
+
+    Up to 8 nodes above a chain of up to 8 tokens are verified in a tile of 16 rows, not of 32. Both are buckets only
+    together: without a chain 16 rows hold 16 nodes, and a longer one needs 32 rows anyway. A commit goes by tokens,
+    whose number it reads on the device.
+
+    Raises:
+        ValueError: one is above the largest bucket.
+    """
+    if op == "verify" and nodes <= SMALL and 0 < pending <= SMALL:
+        return SMALL, SMALL
+    return bucket(nodes, NODE_BUCKETS, "nodes"), bucket(pending, PENDING_BUCKETS, "pending capacity")
 
 
 def work_bucket(batch: int, value_heads: int) -> int:

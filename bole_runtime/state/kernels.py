@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import torch
 
 from bole_runtime.backend_choice import backend_name
-from bole_runtime.kernels.problem import NODE_BUCKETS, bucket
+from bole_runtime.kernels.problem import NODE_BUCKETS, SMALL, row_buckets
 from bole_runtime.state.config import StateConfig
 
 if TYPE_CHECKING:
@@ -47,9 +47,11 @@ class KernelChoice:
         Raises:
             ValueError: it is for trees of another bucket of nodes.
         """
-        mine, theirs = (bucket(n, NODE_BUCKETS, "max_nodes") for n in (self._config.max_nodes, tree.max_nodes))
+        chain = verified_chain(self._config)
+        mine, theirs = (row_buckets("verify", n, chain)[0] for n in (self._config.max_nodes, tree.max_nodes))
         if self._pinned and mine != theirs:
-            least = next((b + 1 for b in reversed(NODE_BUCKETS) if b < mine), 1)
+            ends = (SMALL, *NODE_BUCKETS) if 0 < chain <= SMALL else NODE_BUCKETS
+            least = next((b + 1 for b in reversed(ends) if b < mine), 1)
             raise ValueError(
                 f"tree: max_nodes = {tree.max_nodes} takes another kernel than the manager's {self._config.max_nodes}, "
                 f"so that bits would change with the capacity; allowed with batch_invariant: {least} to "
@@ -106,7 +108,9 @@ class KernelChoice:
         problem = commit_problem(call, layer)
         # Trees of rounds are of the manager's bucket of nodes (see check), those of a flush always of the smallest.
         depth = min(config.max_depth, problem.nodes)
-        _, depth, _, work = select.buckets(problem.nodes, depth, 0, config.max_batch, layer.factors.v.shape[-2])
+        _, depth, _, work = select.buckets(
+            "commit", problem.nodes, depth, 0, config.max_batch, layer.factors.v.shape[-2]
+        )
         return select.choose(problem.replace(work=work, depth=depth), self._device, None)[0]
 
     def of_conv(self, geometry: LayerGeometry, *, bias: bool, silu: bool, dynamic: bool) -> Config | None:
@@ -127,6 +131,11 @@ class KernelChoice:
         return self._convs[key]
 
 
+def verified_chain(config: StateConfig) -> int:
+    """Return the capacity of the chain that verifications go above."""
+    return config.pending if config.policy == "deferred" else 0
+
+
 def verify_problem(
     config: StateConfig, geometry: LayerGeometry, mode: str, nodes: int, depth: int, batch: int, l2norm: bool
 ) -> Problem:
@@ -134,8 +143,8 @@ def verify_problem(
     from bole_runtime.backends.triton_backend.select import SHORT, buckets
     from bole_runtime.kernels.problem import Problem
 
-    chain = config.pending if config.policy == "deferred" else 0
-    sizes = buckets(nodes, depth, chain, batch, geometry.value_heads)
+    chain = verified_chain(config)
+    sizes = buckets("verify", nodes, depth, chain, batch, geometry.value_heads)
     return Problem(
         "verify",
         geometry.spec.name,

@@ -46,7 +46,8 @@ class StateManager:
         conv_pools: convolution pools of the caller, [slots, C, W - 1] or None for layers without one.
         batch_invariant: pin the kernels of the capacities given here, so that a request gets the same bits alone and in
             any batch, whatever the capacities of a round's tree. Those must have a ``max_nodes`` of the same bucket (up
-            to 16, 32, 64, 128, 256, 512), which is checked. On Triton and the reference backend.
+            to 16, 32, 64, 128, 256, 512, and where ``deferred`` chains have up to 8 tokens, to 8), which is checked. On
+            Triton and the reference backend.
         device: where everything lives; default, the current CUDA device, or the CPU without one.
         **sizes: see :func:`~bole_runtime.state.config.state_config`: slots, max_batch, max_nodes, max_total, max_depth,
             policy, pending, flush_at, dtype, state_dtype, conv_dtype, precision.

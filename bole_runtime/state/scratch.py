@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from bole_runtime.backend_choice import backend_name
-from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, work_bucket
+from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, SMALL, work_bucket
 from bole_runtime.state.config import StateConfig
 
 if TYPE_CHECKING:
@@ -96,7 +96,7 @@ def _capacities(config: StateConfig, heads: int, batch_invariant: bool) -> Itera
     works = (1 << n for n in range(work_bucket(config.max_batch, heads).bit_length()))
     # A bucket of so little work that not even one request falls into it is that of no call.
     batches = {min(config.max_batch, work // heads) for work in works} - {0}
-    for nodes in {min(config.max_nodes, most) for most in NODE_BUCKETS}:
+    for nodes in {min(config.max_nodes, most) for most in (SMALL, *NODE_BUCKETS)}:
         for depth in {min(config.max_depth, nodes - 1, most) for most in DEPTH_BUCKETS}:
             for batch in batches:
                 yield nodes, depth, batch

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from bole_runtime.kernels.conv_problem import CONV_OPS, ConvProblem
-from bole_runtime.kernels.problem import OPS, Problem, Specialisation
+from bole_runtime.kernels.problem import OPS, SMALL, Problem, Specialisation
 from bole_runtime.tables.command import conv_command, recurrence_command
 
 #: Kind of warning and what it says.
@@ -40,11 +40,22 @@ def _nearest_work(problem: Specialisation, other: Specialisation) -> tuple[float
     return below, -other.work if below else other.work
 
 
+def _holds(problem: Problem, other: Problem) -> bool:
+    """Whether an entry's tile holds the rows of a call, and is no larger than it need be where that halves it.
+
+    What is good for 32 rows is not for the 16 of up to 8 nodes and 8 tokens. What is good for 16 nodes alone is nearer.
+    """
+    rows = other.nodes, other.pending
+    if problem.nodes == problem.pending == SMALL:
+        return rows in ((SMALL, SMALL), (2 * SMALL, 0))
+    return other.nodes >= problem.nodes and other.pending >= problem.pending
+
+
 def _rank(problem: Problem, other: Problem) -> tuple[float, ...] | None:
     same = ("op", "family", "dk", "dv", "in_dtype", "state_dtype", "precision")
     if any(getattr(problem, f) != getattr(other, f) for f in same):
         return None
-    if other.nodes < problem.nodes or other.depth < problem.depth or other.pending < problem.pending:
+    if not _holds(problem, other) or other.depth < problem.depth:
         return None
     return (
         other.nodes,

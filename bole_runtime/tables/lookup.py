@@ -10,9 +10,10 @@ The order in which entries are tried, first match first:
 Within a step, operation, family, ``dk``, ``dv``, element types and precision must be equal. Node and pending buckets
 go to the nearest upward, in this order of weight. Then an equal gate mode goes before another, an equal ``HV / HK``
 before another, the work bucket to the nearest upward, or the largest one below when none is above, and the depth
-bucket to the nearest upward. Of a convolution, operation, width, element types and whether every node has weights of
-its own must be equal; after nodes and pending come an equal length of the state, bias and SiLU, the nearest number of
-channels and the work bucket (``kinds.py``). An entry that cannot run here is passed over, so that the choice is only
+bucket to the nearest upward. Up to 8 nodes above up to 8 pending tokens, 16 rows, take entries of that bucket and then
+those of 16 nodes without a chain. Of a convolution, operation, width, element types and whether every node has weights
+of its own must be equal; after nodes and pending come an equal length of the state, bias and SiLU, the nearest number
+of channels and the work bucket (``kinds.py``). An entry that cannot run here is passed over, so that the choice is only
 ever about speed. So is one whose kernels failed on such a GPU before (``bad.py``), unless their text has changed
 since; the analytic default respects that list too.
 """

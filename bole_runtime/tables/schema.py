@@ -11,7 +11,14 @@ import msgspec
 from msgspec import Meta
 
 from bole_runtime.kernels.conv_problem import CONV_OPS, CONV_TABLE, MAX_CHANNELS, ConvProblem
-from bole_runtime.kernels.problem import DEPTH_BUCKETS, NODE_BUCKETS, PENDING_BUCKETS, Problem, Specialisation
+from bole_runtime.kernels.problem import (
+    DEPTH_BUCKETS,
+    NODE_BUCKETS,
+    PENDING_BUCKETS,
+    SMALL,
+    Problem,
+    Specialisation,
+)
 
 #: Raised by one whenever a reader of the previous version would misread a file.
 SCHEMA_VERSION = 1
@@ -242,9 +249,11 @@ class TableFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 def bucket_reason(entry: AnyEntry) -> str | None:
     """Return why the key of an entry names no bucket, or None."""
+    # The smallest rows of a verification, of which neither number is a bucket alone.
+    small = entry.op == "verify" and (entry.nodes, entry.pending) == (SMALL, SMALL)
     for name, buckets in (("nodes", NODE_BUCKETS), ("depth", DEPTH_BUCKETS), ("pending", PENDING_BUCKETS)):
         value = getattr(entry, name, None)
-        if value is not None and value not in buckets:
+        if value is not None and value not in buckets and not (small and name != "depth"):
             return f"{name} = {value} is not one of {buckets}"
     for name in ("work", "channels"):
         value = int(getattr(entry, name, 1))

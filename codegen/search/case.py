@@ -9,11 +9,13 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from functools import cached_property
 
 import torch
 from torch import Tensor
 
 from bole_codegen.measure import make_parents, make_verify_inputs, poison_, relative_error
+from bole_codegen.search.near_keys import NearKeys, applies
 from bole_codegen.search.operands import Operands, make_pending, on_torch
 from bole_codegen.search.results import CandidateError
 from bole_runtime import Config, Factors, TreeBatch, commit, get_family
@@ -98,6 +100,7 @@ class CheckCase:
 
     def __init__(self, problem: Problem, device: torch.device | str, seed: int) -> None:
         self.problem = problem
+        self._seed = seed
         self.operands = small_operands(problem, device, seed)
         # From before any launch: what the first one writes, a later one may write again.
         self._state = bits(self.operands.state).clone()
@@ -120,14 +123,23 @@ class CheckCase:
         on_torch(fold)
         self.factors: Factors = on_torch(lambda: self.operands.verify(problem, None, None))[1]
 
+    @cached_property
+    def near(self) -> NearKeys | None:
+        """The commit of keys that nearly repeat, drawn when it is first asked for: few candidates come that far."""
+        problem = self.problem
+        return NearKeys(problem, self.operands.state.device, self._seed) if applies(problem) else None
+
     def run(self, config: Config | None) -> float:
-        """Run a candidate and return its relative error.
+        """Run a candidate and return its relative error, on random keys.
 
         Raises:
             CandidateError: it is wrong, leaves elements unwritten, writes elsewhere, or differs from run to run.
         """
         if self.problem.op == "commit":
-            return self._commit(config, (1, 2, 1))  # One layer, two layers in one launch, and once more.
+            error = self._commit(config, (1, 2, 1))  # One layer, two layers in one launch, and once more.
+            if self.near is not None:
+                self.near.run(config)
+            return error
         exact, error = self._verify(config, torch.float32)
         self._as_timed(config, exact)
         return error
@@ -150,6 +162,8 @@ class CheckCase:
             out = torch.empty(self.reference.shape, dtype=kind, device=ops.v.device)
             ops.verify(self.problem, Guarded.like(out).inner, config, None if full else self._buffers)
             return
+        if full and self.near is not None:
+            self.near.errors(config)
         layers = 1 if full else 2
         self._fold([Guarded.like(ops.state).inner for _ in range(layers)], config)
 

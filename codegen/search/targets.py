@@ -17,6 +17,7 @@ from bole_runtime.kernels.problem import (
     Problem,
     Specialisation,
     bucket,
+    row_buckets,
     work_bucket,
 )
 
@@ -101,7 +102,7 @@ def make_targets(
         ValueError: a size is above the largest bucket or below its minimum, or the shape is unknown.
     """
     lists = [list(x) for x in (ops, families, in_dtypes, state_dtypes, gate_modes, precisions)]
-    node_list, pending_list, batch_list = sizes(nodes, pendings, batches, shape)
+    node_list, pending_list, batch_list = _capacities(nodes, pendings, batches, shape)
     depth_list = [bucket(_least(d, 1, "depth"), DEPTH_BUCKETS, "depth") for d in depths]
     # Here, not above: workers read targets, and need not import torch for that.
     from bole_runtime.families import get_family
@@ -111,7 +112,8 @@ def make_targets(
         # Captured factors, which a server commits, hold ready gates where those are one value a head.
         gate_mode = "ready" if op == "commit" and get_family(family).keeps_ready else asked
         for g in geometries:
-            for n, pending in _product(node_list, pending_list):
+            pairs = {row_buckets(str(op), n, p) for n, p in _product(node_list, pending_list)}
+            for n, pending in sorted(pairs):
                 for depth in sorted(set(depth_list)) or [bucket(n, DEPTH_BUCKETS, "depth")]:
                     for b in batch_list:
                         problem = Problem(
@@ -141,8 +143,17 @@ def sizes(
     Raises:
         ValueError: a size is above the largest bucket or below its minimum, or the shape is unknown.
     """
-    node_list = sorted({bucket(_least(n, 1, "nodes"), NODE_BUCKETS, "nodes") for n in nodes})
-    pending_list = sorted({bucket(_least(p, 0, "pending"), PENDING_BUCKETS, "pending") for p in pendings})
+    node_list, pending_list, batch_list = _capacities(nodes, pendings, batches, shape)
+    node_list = sorted({bucket(n, NODE_BUCKETS, "nodes") for n in node_list})
+    return node_list, sorted({bucket(p, PENDING_BUCKETS, "pending") for p in pending_list}), batch_list
+
+
+def _capacities(
+    nodes: Iterable[int], pendings: Iterable[int], batches: Iterable[int], shape: str
+) -> tuple[list[int], list[int], list[int]]:
+    """Return the same as they are given, each once, in order."""
+    node_list = sorted({_least(n, 1, "nodes") for n in nodes})
+    pending_list = sorted({_least(p, 0, "pending") for p in pendings})
     batch_list = sorted({_least(b, 1, "batch") for b in batches})
     if batch_list and batch_list[-1] > MAX_BATCH:
         raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")

@@ -12,13 +12,12 @@ from bole_runtime.kernels.conv_problem import CONV_OPS
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
     DTYPES,
-    NODE_BUCKETS,
     OPS,
-    PENDING_BUCKETS,
     PRECISIONS,
     Problem,
     Specialisation,
     bucket,
+    row_buckets,
     work_bucket,
 )
 
@@ -65,7 +64,7 @@ def _recurrence(text: str) -> Problem:
             raise ValueError(f"{text!r}: {name} must be at least 1, got {size}")
         if most is not None and size > most:
             raise ValueError(f"{text!r}: {name} = {size} is above the largest supported value, {most}")
-    nodes = bucket(int(words["nodes"]), NODE_BUCKETS, "nodes")
+    nodes, pending = row_buckets(words["op"], int(words["nodes"]), int(words["pending"] or 0))
     depth = bucket(int(words["depth"] or nodes), DEPTH_BUCKETS, "depth")
     # A call asks for the depth that its nodes can have.
     deepest = bucket(nodes, DEPTH_BUCKETS, "depth")
@@ -83,7 +82,7 @@ def _recurrence(text: str) -> Problem:
         precision=words["precision"],
         nodes=nodes,
         depth=depth,
-        pending=bucket(int(words["pending"] or 0), PENDING_BUCKETS, "pending"),
+        pending=pending,
         work=work_bucket(1, int(words["work"])),
     )
 

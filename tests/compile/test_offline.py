@@ -22,6 +22,8 @@ H200 = gpus.get("h200").limits()
 USUAL = Problem("verify", "gdn", 128, 128, 2, "bf16", "fp32", "raw", "fast", 16, 16, 0, 256)
 #: Kernels of all tables that are compiled in every run; --exhaustive compiles all.
 SAMPLE = 6
+#: A chain and nodes in 16 rows.
+EIGHT = USUAL.replace(nodes=8, depth=8, pending=8)
 
 
 def kernels(name: str, problem: Problem) -> tuple[RenderedKernel, ...]:
@@ -35,8 +37,12 @@ def kernels(name: str, problem: Problem) -> tuple[RenderedKernel, ...]:
         ("fused", USUAL.replace(precision="lossless", gate_mode="ready", work=32)),
         ("steps", USUAL.replace(op="commit", precision="lossless")),
         ("path", USUAL.replace(op="commit", precision="fast")),
+        ("two_stage", EIGHT),
+        ("two_stage", EIGHT.replace(state_dtype="bf16", precision="lossless", work=2048)),
+        ("fused", EIGHT.replace(precision="lossless", work=32)),
+        ("fused", EIGHT.replace(state_dtype="bf16", work=32)),
     ],
-    ids=["two_stage", "fused", "commit", "commit by a solve"],
+    ids=["two_stage", "fused", "commit", "commit by a solve", "8 two_stage", "8 lossless", "8 fused", "8 bf16"],
 )
 def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
     for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:

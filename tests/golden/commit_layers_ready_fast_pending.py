@@ -2,8 +2,8 @@
 # template: commit.py.jinja
 # template hash: (of all templates)
 # spec: commit gdn dk128 dv128 group2 bf16 state fp32 gates ready fast nodes 16 pending 16
-# config: path(bv=64, step=16, chunk=32, dot=bf16x2, slice=32, registers=168, warps=1) layer table
-# launch: num_warps=1 num_stages=1
+# config: path(bv=128, step=64, chunk=32, dot=bf16x2, slice=128, registers=0, warps=4) layer table
+# launch: num_warps=4 num_stages=1
 """Gated DeltaNet: commit, fast."""
 
 import triton
@@ -16,13 +16,13 @@ DV = tl.constexpr(128)  # value head dim
 EPS = tl.constexpr(1e-06)  # inside the root of the l2 norm
 MAX_PENDING = tl.constexpr(16)  # capacity for pending tokens
 NODES = tl.constexpr(16)  # nodes of a request
-BV = tl.constexpr(64)  # value columns of a program
+BV = tl.constexpr(128)  # value columns of a program
 COMMIT = tl.constexpr(1)  # action: fold the chain and the accepted path
 FLUSH = tl.constexpr(2)  # action: fold the chain alone
 APPEND = tl.constexpr(3)  # action: copy the path behind the chain
 C = tl.constexpr(16)  # tokens of a chunk
-STEP = tl.constexpr(16)  # value columns in registers at a time
-WIDTH = tl.constexpr(32)  # key dims of a tensor of the state
+STEP = tl.constexpr(64)  # value columns in registers at a time
+WIDTH = tl.constexpr(128)  # key dims of a tensor of the state
 
 
 @triton.jit
@@ -42,7 +42,7 @@ def load_wide(ptr, ok):
     A load of fewer elements than there are threads would be repeated, with all that is computed from it, in every
     layout it is wanted in: this one is as wide as the program.
     """
-    WIDE: tl.constexpr = max(2, 32 // ptr.shape[0])
+    WIDE: tl.constexpr = max(2, 128 // ptr.shape[0])
     column = tl.arange(0, WIDE)[None, :]
     return tl.load(ptr[:, None] + column * 0, mask=ok[:, None] & (column < WIDE), other=0)
 
@@ -229,7 +229,7 @@ def substitute(x, inverse, left, TURNS: tl.constexpr):
 "layers_ptr", "slots_ptr", "accepted_ptr", "actions_ptr", "words_ptr", "offsets_ptr",
     ],
 )
-def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
+def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_27ce23fc(
     layers_ptr,
     slots_ptr,
     accepted_ptr,
@@ -376,19 +376,10 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
         k_rows0 = tl.where(is_pending0, pk_base + ring0 * stride_pkn, k_rows0)
         v_rows0 = tl.where(is_pending0, pv_base + ring0 * stride_pvn, v_rows0)
         k0_0 = rows_at(k_rows0, 0 * WIDTH, DK, WIDTH)
-        k0_1 = rows_at(k_rows0, 1 * WIDTH, DK, WIDTH)
-        k0_2 = rows_at(k_rows0, 2 * WIDTH, DK, WIDTH)
-        k0_3 = rows_at(k_rows0, 3 * WIDTH, DK, WIDTH)
         # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
         largest = tl.abs(k0_0)
-        largest = tl.maximum(largest, tl.abs(k0_1))
-        largest = tl.maximum(largest, tl.abs(k0_2))
-        largest = tl.maximum(largest, tl.abs(k0_3))
         k_scale0 = tl.where(tl.max(largest, axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
         k0_0 = k0_0 * k_scale0.to(k0_0.dtype)[:, None]
-        k0_1 = k0_1 * k_scale0.to(k0_1.dtype)[:, None]
-        k0_2 = k0_2 * k_scale0.to(k0_2.dtype)[:, None]
-        k0_3 = k0_3 * k_scale0.to(k0_3.dtype)[:, None]
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
         first_gate = load_wide(g_rows + node0 * stride_gn, is_node0)
@@ -402,7 +393,7 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
         beta0 = tl.where(is_pending0, narrow(pending_beta), beta0)
         g0 = tl.where(live0, g0, 0.0)
         beta0 = tl.where(live0, beta0, 0.0)
-        grams = gram(k0_0, k0_0) + gram(k0_1, k0_1) + gram(k0_2, k0_2) + gram(k0_3, k0_3)
+        grams = gram(k0_0, k0_0)
         squares = diagonal(grams)
         k_norm0 = inverse_root(squares + EPS * k_scale0 * k_scale0)
         step_whole, step_part = split_gate(g0)
@@ -432,19 +423,10 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
         k_rows1 = tl.where(is_pending1, pk_base + ring1 * stride_pkn, k_rows1)
         v_rows1 = tl.where(is_pending1, pv_base + ring1 * stride_pvn, v_rows1)
         k1_0 = rows_at(k_rows1, 0 * WIDTH, DK, WIDTH)
-        k1_1 = rows_at(k_rows1, 1 * WIDTH, DK, WIDTH)
-        k1_2 = rows_at(k_rows1, 2 * WIDTH, DK, WIDTH)
-        k1_3 = rows_at(k_rows1, 3 * WIDTH, DK, WIDTH)
         # Rows too large to square are scaled by an exact factor, and the eps under the root with them.
         largest = tl.abs(k1_0)
-        largest = tl.maximum(largest, tl.abs(k1_1))
-        largest = tl.maximum(largest, tl.abs(k1_2))
-        largest = tl.maximum(largest, tl.abs(k1_3))
         k_scale1 = tl.where(tl.max(largest, axis=1).to(tl.float32) < 1.0e17, 1.0, 8.470329472543003e-22)
         k1_0 = k1_0 * k_scale1.to(k1_0.dtype)[:, None]
-        k1_1 = k1_1 * k_scale1.to(k1_1.dtype)[:, None]
-        k1_2 = k1_2 * k_scale1.to(k1_2.dtype)[:, None]
-        k1_3 = k1_3 * k_scale1.to(k1_3.dtype)[:, None]
         g_rows = g_ptr + b64 * stride_gb + start * stride_gn + h * stride_gh
         beta_rows = beta_ptr + b64 * stride_betab + start * stride_betan + h * stride_betah
         first_gate = load_wide(g_rows + node1 * stride_gn, is_node1)
@@ -458,7 +440,7 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
         beta1 = tl.where(is_pending1, narrow(pending_beta), beta1)
         g1 = tl.where(live1, g1, 0.0)
         beta1 = tl.where(live1, beta1, 0.0)
-        grams = gram(k1_0, k1_0) + gram(k1_1, k1_1) + gram(k1_2, k1_2) + gram(k1_3, k1_3)
+        grams = gram(k1_0, k1_0)
         squares = diagonal(grams)
         k_norm1 = inverse_root(squares + EPS * k_scale1 * k_scale1)
         step_whole, step_part = split_gate(g1)
@@ -482,26 +464,14 @@ def gdn_commit_layers_k128v128g2_bf16_sfp32_ready_fast_n16p16_6cb6d47f(
             v0 = tl.load(v_rows0[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
             v1 = tl.load(v_rows1[None, :] + columns[:, None], mask=in_dv[:, None], other=0.0)
             s_0 = load_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, DK, WIDTH).to(tl.float32)
-            s_1 = load_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, DK, WIDTH).to(tl.float32)
-            s_2 = load_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, DK, WIDTH).to(tl.float32)
-            s_3 = load_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, DK, WIDTH).to(tl.float32)
             # One turn. What a loop carries has the layout that its products give it, and no other beside it.
             for _ in range(0, tl.minimum(total, 1)):
-                ks = state_keys(s_0, k0_0) + state_keys(s_1, k0_1) + state_keys(s_2, k0_2) + state_keys(s_3, k0_3)
+                ks = state_keys(s_0, k0_0)
                 x = (v0.to(tl.float32) - weight0[None, :] * ks) * beta0[None, :]
                 u = substitute(x, inverse0, left0, C // 4 - 1) * written0[None, :]
                 s_0 = s_0 * decay0 + state_change(u, k0_0)
-                s_1 = s_1 * decay0 + state_change(u, k0_1)
-                s_2 = s_2 * decay0 + state_change(u, k0_2)
-                s_3 = s_3 * decay0 + state_change(u, k0_3)
-                ks = state_keys(s_0, k1_0) + state_keys(s_1, k1_1) + state_keys(s_2, k1_2) + state_keys(s_3, k1_3)
+                ks = state_keys(s_0, k1_0)
                 x = (v1.to(tl.float32) - weight1[None, :] * ks) * beta1[None, :]
                 u = substitute(x, inverse1, left1, C // 4 - 1) * written1[None, :]
                 s_0 = s_0 * decay1 + state_change(u, k1_0)
-                s_1 = s_1 * decay1 + state_change(u, k1_1)
-                s_2 = s_2 * decay1 + state_change(u, k1_2)
-                s_3 = s_3 * decay1 + state_change(u, k1_3)
             store_rows(state_rows, stride_sr, columns, in_dv, 0 * WIDTH, s_0, DK, WIDTH)
-            store_rows(state_rows, stride_sr, columns, in_dv, 1 * WIDTH, s_1, DK, WIDTH)
-            store_rows(state_rows, stride_sr, columns, in_dv, 2 * WIDTH, s_2, DK, WIDTH)
-            store_rows(state_rows, stride_sr, columns, in_dv, 3 * WIDTH, s_3, DK, WIDTH)

@@ -154,7 +154,7 @@ def test_pending_tokens_are_the_same_for_the_oracle_and_for_bole(state: str) -> 
     start = pending.roots(inputs, {1})
     assert start.layers[0] is inputs.layers[0]
     chain = pending.chains(inputs)[1]
-    assert chain.capacity == 16
+    assert chain.capacity == 8
     layer = inputs.layers[1]
     out, _ = verify(
         layer.q, layer.k, layer.v, gates=layer.raw, state=layer.state, slots=inputs.slots, pending=chain,

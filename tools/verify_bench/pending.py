@@ -10,7 +10,7 @@ from peers import ChainedInputs
 
 from bole_codegen.measure import VerifyInputs, Workload, make_layer_inputs, ready_gates
 from bole_runtime.factors import PendingChain
-from bole_runtime.kernels.problem import PENDING_BUCKETS
+from bole_runtime.kernels.problem import PENDING_BUCKETS, SMALL
 from verify_bench import oracle
 
 #: Families whose pending tokens can be drawn here.
@@ -64,7 +64,7 @@ def chains(inputs: VerifyInputs) -> list[PendingChain] | None:
         return None
     count, device = inputs.workload.pending, inputs.parents.device
     slots, rows = inputs.layers[0].state.shape[0], inputs.slots.long()
-    capacity = next(size for size in PENDING_BUCKETS if size >= count)
+    capacity = next(size for size in (SMALL, *PENDING_BUCKETS) if size >= count)
     length = torch.zeros(slots, dtype=torch.int32, device=device)
     length[rows] = count
     # Rings that begin anywhere.

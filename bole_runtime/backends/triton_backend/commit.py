@@ -37,7 +37,7 @@ def commit_problem(call: CommitCall, layer: CommitLayer) -> Problem:
     key_heads, dk = factors.k.shape[-2:]
     tree, pending = call.tree, factors.pending
     nodes, depth, capacity, work = buckets(
-        tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
+        "commit", tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
     )
     layout = gate_layout(call.spec.name, factors.gate_mode)
     gates = [(name, factors.gates.get(name)) for name in layout.tensors]

@@ -11,10 +11,9 @@ from bole_runtime.gpus import device_limits
 from bole_runtime.kernels.loader import LoadedKernel, load
 from bole_runtime.kernels.problem import (
     DEPTH_BUCKETS,
-    NODE_BUCKETS,
-    PENDING_BUCKETS,
     Specialisation,
     bucket,
+    row_buckets,
     work_bucket,
 )
 from bole_runtime.kernels.space import Config, GpuLimits
@@ -55,12 +54,13 @@ def limits_of(device_index: int) -> tuple[str, GpuLimits]:
 
 
 @functools.lru_cache(maxsize=4096)
-def buckets(nodes: int, depth: int, pending: int, batch: int, heads: int) -> tuple[int, int, int, int]:
+def buckets(op: str, nodes: int, depth: int, pending: int, batch: int, heads: int) -> tuple[int, int, int, int]:
     """Return the node, depth, pending and work buckets of a call's capacities."""
+    nodes_bucket, pending_bucket = row_buckets(op, nodes, pending)
     return (
-        bucket(nodes, NODE_BUCKETS, "nodes"),
+        nodes_bucket,
         bucket(min(depth, nodes), DEPTH_BUCKETS, "depth"),
-        bucket(pending, PENDING_BUCKETS, "pending capacity"),
+        pending_bucket,
         work_bucket(batch, heads),
     )
 

@@ -65,7 +65,7 @@ def verify_problem(call: VerifyCall) -> Problem:
     key_heads, dk = call.k.shape[-2:]
     tree, pending = call.tree, call.pending
     nodes, depth, capacity, work = buckets(
-        tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
+        "verify", tree.max_nodes, tree.max_depth, 0 if pending is None else pending.capacity, call.slots.shape[0], heads
     )
     return Problem(
         "verify",

@@ -54,17 +54,31 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     # A program a head makes what a solve takes once; few heads are spread over more programs.
     columns = 16 if problem.work < gpu.sms else 64 if problem.work < 8 * gpu.sms else 128
-    return COMMIT.config(
-        {
-            "bv": min(c.power_of_two(problem.dv), columns),
-            "step": 16,
-            "chunk": 32 if problem.pending else 16,
-            "dot": dots(problem)[0],
-            "slice": 32,
-            "registers": 168,
-            "warps": 1,
-        }
-    )
+    values: dict[str, int | str] = {
+        "bv": min(c.power_of_two(problem.dv), columns),
+        "step": 16,
+        "chunk": 32 if problem.pending else 16,
+        "dot": dots(problem)[0],
+        "slice": 32,
+        "registers": 168,
+        "warps": 1,
+    }
+    if problem.pending and c.erases(problem):
+        values.update(_chain(problem, columns))
+    return COMMIT.config(values)
+
+
+def _chain(problem: Problem, columns: int) -> dict[str, int | str]:
+    """Changes for a chain above a path, which are mostly solved for: what is made once is made for all of a head.
+
+    Measured on an H200, 128 x 128, bf16, `lossless`: four warps take half the time of `steps` (3.4, 24.8 and 196.5 us
+    for 1, 8 and 64 requests), one warp with all registers 163.4 for 64. Four multiply as a group, which ptxas 12.8
+    compiles wrong in some kernels of other sizes and types: those take one.
+    """
+    sizes = c.power_of_two(problem.dk), c.power_of_two(problem.dv)
+    if columns < 128 and sizes == (128, 128) and problem.in_dtype == "bf16":
+        return {"bv": 128, "step": 64, "slice": 128, "registers": 0, "warps": 4}
+    return {"registers": 0}
 
 
 def _element_types(problem: Problem) -> list[str]:

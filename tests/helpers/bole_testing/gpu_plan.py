@@ -105,6 +105,7 @@ def make_entry(
 
 ODD = (100, 72)
 WIDE = (200, 72)
+_ONE_WARP = {"bv": 32, "step": 16, "chunk": 32, "slice": 32, "registers": 168, "warps": 1}
 VARIANTS: tuple[VariantEntry, ...] = (
     make_entry(pin("fused", bv=16, warps=4, commit={"bv": 16, "chunk": 16})),
     make_entry(pin("fused", orient="state", bv=32, warps=2, prefetch=False), "fast"),
@@ -167,7 +168,12 @@ VARIANTS: tuple[VariantEntry, ...] = (
     ),
     make_entry(pin("two_stage", commit={"variant": "blocks", "block": 2}), "fast", nodes=21, types=(BF16, BF16)),
     make_entry(pin("two_stage", orient="state"), nodes=33, dims=ODD, heads=(1, 3), types=(FP16, FP32), packed=True),
-    make_entry(pin("chunked", chunk=16, bv=32, commit={"bv": 32, "chunk": 32}), nodes=40, pending=16, capture=True),
+    make_entry(pin("chunked", chunk=16, bv=32, commit=_ONE_WARP), nodes=40, pending=16, capture=True),
+    make_entry(pin("two_stage", commit={"variant": "path"}), "fast", nodes=16, pending=16, capture=True),
+    # A chain and nodes in 16 rows.
+    make_entry(pin("two_stage"), "fast", nodes=8, pending=8, capture=True),
+    make_entry(pin("two_stage", share=True), nodes=8, pending=8, types=(BF16, BF16)),
+    make_entry(pin("fused", bv=32), nodes=8, pending=8, packed=True, capture=True),
     make_entry(pin("chunked", chunk=32, bv=64, warps=8), "fast", nodes=129, heads=(1, 2), mode="ready"),
     make_entry(pin("chunked", chunk=32, bv=16, warps=2), nodes=100, packed=True, mode="ready"),
     make_entry(pin("chunked", chunk=16, bv=16), nodes=35, dims=ODD, heads=(1, 3), types=(FP32, FP16), mode="ready"),
