@@ -2,7 +2,7 @@
 # template: verify_readout_blocks.py.jinja
 # template hash: (of all templates)
 # spec: verify gdn dk128 dv128 group2 bf16 state fp32 gates raw fast nodes 256 pending 0
-# config: bv=64 block=32 state_dot=bf16 mix=bf16 pdl=True chain=True
+# config: bv=64 block=64 state_dot=bf16 mix=bf16 pdl=True chain=True
 # launch: num_warps=4 num_stages=1
 """Gated DeltaNet: verify readout blocks, fast."""
 
@@ -14,7 +14,7 @@ DK = tl.constexpr(128)  # key head dim
 DK_PAD = tl.constexpr(128)  # its power of two
 DV = tl.constexpr(128)  # value head dim
 ROWS = tl.constexpr(256)  # pending tokens and nodes of a request
-C = tl.constexpr(32)  # rows of a block
+C = tl.constexpr(64)  # rows of a block
 BV = tl.constexpr(64)  # value columns of a program
 
 
@@ -119,7 +119,7 @@ def state_product(x, s, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_blocks_k128v128g2_bf16_sfp32_raw_fast_n256_c759cc0f(
+def gdn_verify_readout_blocks_k128v128g2_bf16_sfp32_raw_fast_n256_5f3d4f6c(
     q_ptr,
     k_ptr,
     v_ptr,
