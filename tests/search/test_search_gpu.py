@@ -52,12 +52,18 @@ def test_a_default_is_checked_and_timed(target: Target) -> None:
     config = default_config(target.problem, record.limits())
     assert bench.gate(target.kernels, config) < 1e-2
     assert bench.check(target.kernels, config) < 1e-5
-    quick = bench.quick(target, config)
-    (final,) = bench.finals(target, [config], 10)
-    assert isinstance(final, Timed)
     floor = bench.floor_bytes(target) / bench.bandwidth() * 1e-3
-    assert floor < final.median_us < 100 * floor
-    assert quick.median_us == pytest.approx(final.median_us, rel=0.5)
+    times = []
+    # Other tests may run on the GPU meanwhile: the two are told apart by what they measure at a quiet moment.
+    for _ in range(5):
+        quick = bench.quick(target, config)
+        (final,) = bench.finals(target, [config], 10)
+        assert isinstance(final, Timed)
+        assert final.median_us > floor
+        times.append((quick.median_us, final.median_us))
+        if quick.median_us == pytest.approx(final.median_us, rel=0.5) and final.median_us < 100 * floor:
+            return
+    pytest.fail(f"quick and final times, us: {times}; floor {floor:.2f}")
 
 
 def _evaluator(record: Any, factory: str, plant: dict[str, str]) -> MeasuredEvaluator:
