@@ -7,8 +7,8 @@
 The model reads bytes: three Gated DeltaNet layers to one of attention, of transformers' own Qwen3.5 classes, 34 million
 parameters, and one MTP layer. After training, held-out files are continued greedily: token by token, with chains and
 with trees, drafted by prompt lookup and by the MTP head. Printed are tokens a round, the part of drafted nodes that was
-accepted, and tokens a second of the whole loop in fp32 (transformers' modules one by one: nothing of it is captured in
-a CUDA graph). All ways must write the same text.
+accepted, and tokens a second of the whole loop in fp32, each round and each draft of the head recorded in a CUDA graph
+(--no-graphs: transformers' modules one by one), prefill included. All ways must write the same text.
 
 Exit status: 0 done, 1 a text differed, 2 no GPU or wrong arguments.
 """
@@ -47,6 +47,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--prompt", type=whole(1), default=256, help="bytes that are given of each (%(default)s)")
     add("--new", type=whole(1), default=256, help="bytes to write (%(default)s)")
     add("--batch", type=whole(1), default=1, help="prompts at a time (%(default)s)")
+    add("--no-graphs", action="store_true", help="record nothing in CUDA graphs")
     add("--tiny", action="store_true", help="a tiny model, to try the tool")
     add("--device", choices=["cuda", "cpu"], default="cuda")
     add("--seed", type=whole(0), default=0)
@@ -55,47 +56,53 @@ def build_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def ways(head: MtpHead) -> dict[str, tuple[Any, int]]:
+def ways(head: MtpHead, graphs: bool) -> dict[str, tuple[Any, int]]:
     """Return drafters and budgets of nodes beside the root."""
+
+    def mtp(depth: int, width: int) -> MtpDrafter:
+        return MtpDrafter(head, depth, width, cuda_graphs=graphs)
+
     return {
         "token by token": (None, 0),
         "prompt lookup, chain of 8": (PromptLookup(branches=1, depth=8), 8),
         "prompt lookup, tree of 16": (PromptLookup(), 15),
-        "MTP, chain of 3": (MtpDrafter(head, depth=3, width=1), 3),
-        "MTP, chain of 5": (MtpDrafter(head, depth=5, width=1), 5),
-        "MTP, tree of 16": (MtpDrafter(head, depth=5, width=3), 15),
+        "MTP, chain of 3": (mtp(3, 1), 3),
+        "MTP, chain of 5": (mtp(5, 1), 5),
+        "MTP, tree of 16": (mtp(5, 3), 15),
     }
 
 
 def measure(model: Any, way: tuple[Any, int], prompts: list[list[int]], args: argparse.Namespace) -> dict[str, Any]:
     """Continue every prompt one way; return texts and numbers."""
     drafter, budget = way
-    decoder = TreeDecoder(model, drafter, budget=budget, max_batch=args.batch)
+    decoder = TreeDecoder(model, drafter, budget=budget, max_batch=args.batch, cuda_graphs=not args.no_graphs)
+    batches = [prompts[n : n + args.batch] for n in range(0, len(prompts), args.batch)]
+    # Kernels are compiled and loaded, and graphs recorded, by two batches that do not count.
+    for some in [batches[0], batches[-1]]:
+        for _ in decoder.rounds(some, max_new_tokens=args.new, eos_token_id=[]):
+            pass
     texts: list[list[int]] = []
     rounds = nodes = accepted = 0
-    seconds = 0.0
-    for first in range(0, len(prompts), args.batch):
-        some = prompts[first : first + args.batch]
+    begun = time.perf_counter()
+    for some in batches:
         made: list[list[int]] = [[] for _ in some]
-        for attempt in (0, 1):  # kernels are compiled and loaded in the first
-            made, begun = [[] for _ in some], time.perf_counter()
-            for n, result in enumerate(decoder.rounds(some, max_new_tokens=args.new, eos_token_id=[])):
-                for row, tokens in zip(made, result.tokens, strict=True):
-                    row.extend(tokens)
-                if attempt and n:
-                    live = [b for b, count in enumerate(result.nodes) if count]
-                    rounds += len(live)
-                    nodes += sum(result.nodes[b] - 1 for b in live)
-                    accepted += sum(result.accepted[b] - 1 for b in live)
-            if args.device == "cuda":
-                torch.cuda.synchronize()
-            if attempt:
-                seconds += time.perf_counter() - begun
+        for n, result in enumerate(decoder.rounds(some, max_new_tokens=args.new, eos_token_id=[])):
+            for row, tokens in zip(made, result.tokens, strict=True):
+                row.extend(tokens)
+            if n:
+                live = [b for b, count in enumerate(result.nodes) if count]
+                rounds += len(live)
+                nodes += sum(result.nodes[b] - 1 for b in live)
+                accepted += sum(result.accepted[b] - 1 for b in live)
         texts += made
+    if args.device == "cuda":
+        torch.cuda.synchronize()
+    seconds = time.perf_counter() - begun
     tokens = sum(map(len, texts))
     return {
         "texts": texts, "tokens_a_round": (tokens - len(texts)) / max(rounds, 1),
         "nodes_accepted": accepted / nodes if nodes else None, "tokens_s": tokens / seconds, "rounds": rounds,
+        "graphs": decoder.recorder.enabled,
     }  # fmt: skip
 
 
@@ -129,7 +136,10 @@ def main() -> int:
     if args.export:
         export(model, head, prompts_of(held, 256, args.prompt), args.export)
         print(f"wrote {args.export}", flush=True)
-    results = {name: measure(model, way, prompts, args) for name, way in ways(head).items()}
+    results = {}
+    for name, way in ways(head, not args.no_graphs).items():
+        results[name] = measure(model, way, prompts, args)
+        print(f"{name}: {results[name]['tokens_s']:.0f} tokens/s", flush=True)
     base = results["token by token"]
     rows, same = [], True
     for name, got in results.items():

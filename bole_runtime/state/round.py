@@ -234,11 +234,15 @@ class Round:
         decide(manager.request.counters, self._rule, self.tree, self.slots, accepted, self.actions)
         self._commit(self.slots, accepted, self.actions)
 
-    def abandon(self) -> None:
-        """End the round with nothing accepted; also after an error in the middle of it. Without a round, do nothing."""
+    def abandon(self, *, launched: bool = True) -> None:
+        """End the round with nothing accepted; also after an error in the middle of it. Without a round, do nothing.
+
+        Args:
+            launched: whether what was called of the round ran; False after a CUDA graph could not be captured.
+        """
         if self._manager.current is not self:
             return
-        if self._manager.config.policy == "fused":
+        if launched and self._manager.config.policy == "fused":
             for layer in range(len(self._factors)):
                 self._write_waiting(layer)
             request = self._manager.request

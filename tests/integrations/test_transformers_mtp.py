@@ -12,7 +12,7 @@ from bole_testing.hybrid import build, plain, scaled
 
 from bole_runtime.integrations.transformers import MtpDrafter, MtpHead, Proposal, TreeDecoder, generate
 from bole_runtime.integrations.transformers.draft import Trie
-from bole_runtime.integrations.transformers.mtp import MtpSession
+from bole_runtime.integrations.transformers.mtp_session import MtpSession
 
 pytest.importorskip("transformers", reason="needs transformers: pip install '.[models]'")
 
@@ -47,14 +47,15 @@ class Session(MtpSession):
 
     calls = 0
 
-    def propose(self, row: int, context: Any, budget: int) -> Proposal:
-        made, drafter = super().propose(row, context, budget), self._drafter
-        if len(context) > 1:
-            model, sizes = drafter.head._shared.model, (drafter.depth, drafter.width, budget)
-            want = from_scratch(drafter.head, model, list(context), *sizes)
-            assert (list(made.tokens), list(made.parents)) == (list(want.tokens), list(want.parents))
-            Session.calls += 1
-        return made
+    def propose(self, contexts: Any, budget: int) -> list[Proposal]:
+        every, drafter = super().propose(contexts, budget), self._drafter
+        model, sizes = drafter.head._shared.model, (drafter.depth, drafter.width, budget)
+        for made, context in zip(every, contexts, strict=True):
+            if context is not None:
+                want = from_scratch(drafter.head, model, list(context), *sizes)
+                assert (list(made.tokens), list(made.parents)) == (list(want.tokens), list(want.parents))
+                Session.calls += 1
+        return every
 
 
 class Checked(MtpDrafter):
@@ -86,10 +87,10 @@ def test_a_head_that_knows_is_followed() -> None:
     text = plain(model, PROMPTS[0], 20)
 
     class Knows(MtpSession):
-        def propose(self, row: int, context: Any, budget: int) -> Proposal:
-            super().propose(row, context, budget)
-            ahead = text[len(context) : len(context) + 4]
-            return Proposal(ahead, list(range(-1, len(ahead) - 1)))
+        def propose(self, contexts: Any, budget: int) -> list[Proposal]:
+            super().propose(contexts, budget)
+            ahead = text[len(contexts[0]) : len(contexts[0]) + 4]
+            return [Proposal(ahead, list(range(-1, len(ahead) - 1)))]
 
     class Drafts(MtpDrafter):
         def begin(self, rows: int) -> MtpSession:

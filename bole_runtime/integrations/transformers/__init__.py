@@ -9,7 +9,8 @@ from bole_runtime.integrations.transformers.decode import RoundResult, TreeDecod
 from bole_runtime.integrations.transformers.draft import Drafter, DraftSession, HiddenDrafter, PromptLookup, Proposal
 from bole_runtime.integrations.transformers.draft_model import ModelDrafter
 from bole_runtime.integrations.transformers.generate import generate, stream
-from bole_runtime.integrations.transformers.mtp import MtpDrafter, MtpHead
+from bole_runtime.integrations.transformers.mtp import MtpHead
+from bole_runtime.integrations.transformers.mtp_session import MtpDrafter
 
 __all__ = [
     "DraftSession",

@@ -1,62 +1,104 @@
-"""Keys and values of the attention layers: rows of unequal length, trees at the end, accepted paths moved together."""
+"""Keys and values of the attention layers in columns that stay where they are: texts first, then trees."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 
 from bole_runtime.sampling import Acceptance
 from bole_runtime.tree import TreeBatch
 
+#: Fewest columns for texts, and up to where there are twice as many each time they do not suffice.
+FEWEST, DOUBLED = 128, 4096
+
+
+def columns_for(tokens: int) -> int:
+    """Return for how many tokens of a text a cache is made that must hold ``tokens``: few distinct numbers."""
+    if tokens > DOUBLED:
+        return -(-tokens // DOUBLED) * DOUBLED
+    return max(FEWEST, 1 << (tokens - 1).bit_length())
+
 
 class TreeCache:
-    """A transformers cache whose row b holds ``lengths[b]`` committed tokens in its first columns.
+    """Stands in for a transformers cache, whose attention layers call :meth:`update` alone.
 
-    The nodes of a round are appended behind the longest row, by the model itself. After sampling, :meth:`keep` moves
-    the accepted path of each row behind its committed tokens and drops the rest.
+    Row b holds ``lengths[b]`` committed tokens in its first columns. The nodes of a round are in the columns from
+    ``room`` on, whatever the lengths. After sampling, :meth:`keep` copies the accepted path of each row behind its
+    committed tokens. Shapes and addresses change with ``room`` alone, so that a CUDA graph can hold a round.
 
     Attributes:
-        store: the cache that the model's attention layers update.
         lengths: int64 [B], committed tokens of each row.
-        width: columns kept, the longest row.
+        room: columns for committed tokens.
+        nodes: most nodes of a tree.
     """
 
-    def __init__(
-        self,
-        store: Any,
-        attention: Sequence[int],
-        keys: Sequence[Sequence[torch.Tensor]],
-        values: Sequence[Sequence[torch.Tensor]],
-        lengths: Sequence[int],
-        device: torch.device,
-    ) -> None:
-        """Take the keys and values of prompts.
+    def __init__(self, batch: int, nodes: int, device: torch.device) -> None:
+        """Make an empty cache.
 
         Args:
-            store: a new ``DynamicCache``.
+            batch: rows.
+            nodes: most nodes of a tree.
+            device: where everything is.
+        """
+        self.lengths = torch.zeros(batch, dtype=torch.int64, device=device)
+        self.room, self.nodes = 0, nodes
+        # By index of the layer; [B, heads, room + nodes, D], of what the layer calls keys and values.
+        self._keys: dict[int, torch.Tensor] = {}
+        self._values: dict[int, torch.Tensor] = {}
+
+    def reserve(self, tokens: int) -> None:
+        """Make room for texts of so many tokens; what is committed stays."""
+        if tokens <= self.room:
+            return
+        room, before = columns_for(tokens), self.room
+        for side in (self._keys, self._values):
+            for n, old in side.items():
+                side[n] = old.new_zeros(*old.shape[:2], room + self.nodes, old.shape[3])
+                side[n][:, :, :before] = old[:, :, :before]
+        self.room = room
+
+    def fill(
+        self, attention: Sequence[int], keys: Sequence[Sequence[torch.Tensor]], values: Sequence[Sequence[torch.Tensor]]
+    ) -> None:
+        """Take the keys and values of one prompt a row; what was there before is gone.
+
+        Args:
             attention: index of each attention layer.
             keys: by row and attention layer, [1, heads, P, D].
             values: likewise.
-            lengths: of the prompts.
-            device: where ``lengths`` go.
         """
-        self.store = store
-        self._layers = [store.layers[n] for n in attention]
-        self.width = max(lengths)
-        self.lengths = torch.tensor(list(lengths), device=device)
-        for m, n in enumerate(attention):
-            store.update(*(torch.cat([_padded(row[m], self.width) for row in side]) for side in (keys, values)), n)
+        lengths = [row[0].shape[2] for row in keys]
+        self.reserve(max(lengths))
+        self.lengths.copy_(torch.tensor(lengths))
+        for mine, given in ((self._keys, keys), (self._values, values)):
+            for m, n in enumerate(attention):
+                first = given[0][m]
+                if n not in mine:
+                    shape = (len(given), first.shape[1], self.room + self.nodes, first.shape[3])
+                    # Columns that nobody wrote are masked, and zero times what they hold must be zero.
+                    mine[n] = first.new_zeros(shape)
+                for b, row in enumerate(given):
+                    mine[n][b, :, : lengths[b]] = row[m][0]
+
+    def update(
+        self, keys: torch.Tensor, values: torch.Tensor, layer: int, *_: object, **__: object
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Take the nodes of a round in one layer, [B, heads, N, D]; return all columns that can be attended to."""
+        end = self.room + keys.shape[2]
+        mine, own = self._keys[layer], self._values[layer]
+        mine[:, :, self.room : end] = keys
+        own[:, :, self.room : end] = values
+        return mine[:, :, :end], own[:, :, :end]
 
     def mask(self, tree: TreeBatch) -> torch.Tensor:
-        """Return which columns each node attends to, bool [B, 1, N, width + N].
+        """Return which columns each node attends to, bool [B, 1, N, room + N].
 
         A node sees the committed tokens of its row, its ancestors and itself; so does a padding node, whose output
         nobody reads, but whose softmax must not be empty.
         """
         nodes = tree.max_nodes
-        past = torch.arange(self.width, device=self.lengths.device) < self.lengths[:, None]
+        past = torch.arange(self.room, device=self.lengths.device) < self.lengths[:, None]
         own = tree.mask() | torch.eye(nodes, dtype=torch.bool, device=tree.device)
         return torch.cat((past[:, None].expand(-1, nodes, -1), own), -1)[:, None]
 
@@ -64,27 +106,20 @@ class TreeCache:
         """Return the position of each node in its text, int64 [B, N]: siblings share one."""
         return self.lengths[:, None] + tree.depths.clamp(min=0)
 
-    def keep(self, got: Acceptance, width: int) -> None:
-        """Move accepted paths behind the committed tokens and drop all other nodes.
+    def keep(self, got: Acceptance) -> None:
+        """Copy accepted paths behind the committed tokens, for which there must be room. Reads nothing on the host.
 
         Args:
             got: of the round, over a dense tree.
-            width: longest row afterwards.
         """
         path = got.path.long()
         live = path >= 0
         steps = torch.arange(path.shape[1], device=path.device)
         rows = torch.arange(path.shape[0], device=path.device)[:, None]
-        source = torch.where(live, self.width + path, 0)
-        # What is not on the path writes column 0 to itself: fixed shapes, no read of the device.
+        source = torch.where(live, self.room + path, 0)
+        # What is not on the path writes column 0 to itself.
         target = torch.where(live, self.lengths[:, None] + steps, 0)
-        for layer in self._layers:
-            for tensor in (layer.keys, layer.values):
+        for side in (self._keys, self._values):
+            for tensor in side.values():
                 tensor[rows, :, target] = tensor[rows, :, source]
-            layer.keys, layer.values = layer.keys[:, :, :width], layer.values[:, :, :width]
-        self.lengths = self.lengths + got.lengths
-        self.width = width
-
-
-def _padded(tensor: torch.Tensor, width: int) -> torch.Tensor:
-    return torch.nn.functional.pad(tensor, (0, 0, 0, width - tensor.shape[2]))
+        self.lengths += got.lengths

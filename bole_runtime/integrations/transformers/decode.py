@@ -8,13 +8,13 @@ from typing import Any
 
 import torch
 
-from bole_runtime.integrations.transformers.cache import TreeCache
 from bole_runtime.integrations.transformers.draft import Drafter, DraftSession, HiddenDrafter, Proposal, checked
+from bole_runtime.integrations.transformers.graphs import Recorder
 from bole_runtime.integrations.transformers.inputs import Request, joined, requests, stop_tokens
-from bole_runtime.integrations.transformers.model import HybridModel, library
-from bole_runtime.sampling import Acceptance, SamplingParams, accept
+from bole_runtime.integrations.transformers.lane import Lane, summary_of
+from bole_runtime.integrations.transformers.model import HybridModel, Prefilled
+from bole_runtime.sampling import SamplingParams
 from bole_runtime.state import StateManager
-from bole_runtime.state.round import Round
 from bole_runtime.tree import TreeBatch
 from bole_runtime.tree.tree import MAX_NODES
 
@@ -59,6 +59,7 @@ class TreeDecoder:
         budget: int = 15,
         max_batch: int = 1,
         policy: str = "eager",
+        cuda_graphs: bool = False,
     ) -> None:
         """Check a model and allocate.
 
@@ -68,6 +69,9 @@ class TreeDecoder:
             budget: most nodes of a proposal, beside the root.
             max_batch: most prompts at a time.
             policy: when accepted tokens enter the states; see docs/runtime.md.
+            cuda_graphs: on a CUDA device, record each round in a graph: one for each number of prompts, bucket of
+                nodes and size of the caches, from its second round on. A model that cannot be recorded (experts that
+                are chosen on the host, say) is decoded without, after a warning.
 
         Raises:
             ImportError: transformers is not installed.
@@ -87,6 +91,9 @@ class TreeDecoder:
             raise ValueError(f"max_batch: {max_batch} is not allowed; allowed: 1 or more")
         self.hybrid = HybridModel(model)
         self.drafter, self.budget = drafter, budget
+        self.recorder = Recorder(cuda_graphs and self.hybrid.device.type == "cuda")
+        # By prompts: what a batch that ended has made and recorded serves the next one.
+        self._idle: dict[int, list[Lane]] = {}
         self.manager = StateManager(
             self.hybrid.geometries,
             slots=max_batch,
@@ -144,109 +151,92 @@ class TreeDecoder:
         made = [Request(text, max_new_tokens, stop) for text in texts]
         return self._decode(made, params, torch.tensor(given, device=self.hybrid.device))
 
+    def _lane(self, batch: int) -> Lane:
+        idle = self._idle.get(batch)
+        return idle.pop() if idle else Lane(self.hybrid, self.manager, batch, self.budget + 1, self.recorder)
+
     @torch.no_grad()
-    def _start(self, texts: Sequence[Request], slots: list[int]) -> tuple[torch.Tensor, TreeCache, DraftSession | None]:
-        """Read the prompts one by one; return the logits after each, keys and values, and the drafter's session."""
+    def _start(self, texts: Sequence[Request], slots: list[int], lane: Lane) -> tuple[torch.Tensor, list[Prefilled]]:
+        """Read the prompts one by one; return the logits after each, and what else they left."""
         read = []
         for slot, request in zip(slots, texts, strict=True):
             done = self.hybrid.prefill(request.text)
             self.manager.import_states(slot, done.states, done.conv_states)
             read.append(done)
-        session = self.drafter.begin(len(texts)) if isinstance(self.drafter, HiddenDrafter) else None
-        if session is not None:
-            for row, done in enumerate(read):
-                session.observe(row, done.hidden)
-        cache = TreeCache(
-            library().DynamicCache(config=self.hybrid.config),
-            self.hybrid.attention,
-            [done.keys for done in read],
-            [done.values for done in read],
-            [len(request.text) for request in texts],
-            self.hybrid.device,
-        )
-        return torch.cat([done.logits for done in read]), cache, session
+        lane.cache.fill(self.hybrid.attention, [done.keys for done in read], [done.values for done in read])
+        return torch.cat([done.logits for done in read]), read
 
     def _decode(
         self, texts: list[Request], params: SamplingParams | None, seeds: torch.Tensor
     ) -> Iterator[RoundResult]:
         batch, device, none = len(texts), self.hybrid.device, [0] * len(texts)
         slots: list[int] = []
-        by_nodes: dict[int, Round] = {}
+        lane = self._lane(batch)
+        session = self.drafter.begin(batch) if isinstance(self.drafter, HiddenDrafter) else None
         try:
             slots.extend(self.manager.allocate() for _ in texts)
-            where = torch.tensor(slots, dtype=torch.int32, device=device)
-            logits, cache, session = self._start(texts, slots)
+            sampling = lane.begin(slots, params, seeds)
+            logits, read = self._start(texts, slots, lane)
+            if session is not None:
+                for row, done in enumerate(read):
+                    session.observe(row, done.hidden)
+            del read
             last = torch.tensor([[request.text[-1]] for request in texts], device=device)
             root = TreeBatch.chain(batch, 1, device)
             # The last token of a prompt is a tree of its own: what follows it is drawn like everything else.
-            got = _accept(logits[:, None], last, root, params, seeds, cache.lengths - 1)
-            yield RoundResult(_extend(texts, got)[0], none, none)
+            got = sampling(logits[:, None], last, root, lane.cache.lengths - 1)
+            yield RoundResult(_extend(texts, summary_of(got))[0], none, none)
             committed = [request.prompt for request in texts]
             while not all(request.done for request in texts):
-                proposals = [None if r.done else self._propose(session, b, r) for b, r in enumerate(texts)]
+                proposals = self._propose(session, texts)
                 counts = [0 if p is None else 1 + len(p.tokens) for p in proposals]
-                nodes = self._bucket(max(counts))
-                if nodes not in by_nodes:
-                    by_nodes[nodes] = self.manager.round(TreeBatch(batch, nodes, device=device), where)
-                rnd = by_nodes[nodes]
-                host_tokens, parents = joined(texts, proposals, nodes)
-                tokens = host_tokens.to(device)
-                rnd.tree.update_(parents.to(device))
-                logits, hidden = self.hybrid.verify(tokens, rnd, cache)
-                got = _accept(logits, tokens, rnd.tree, params, seeds, cache.lengths)
-                rnd.commit(got.accepted)
-                added, lengths = _extend(texts, got)
+                tokens, parents = joined(texts, proposals, self._bucket(max(counts)))
+                lane.cache.reserve(max(n + m for n, m in zip(committed, counts, strict=True)))
+                made = lane.round(tokens, parents, sampling)
+                added, lengths = _extend(texts, made.summary)
                 if session is not None:
-                    _observe(session, got, hidden, lengths)
+                    for row, count in enumerate(lengths):
+                        if count:
+                            session.observe(row, made.hidden[row, made.path[row, :count].long()])
                 committed = [n + m for n, m in zip(committed, lengths, strict=True)]
-                cache.keep(got, max(committed))
                 yield RoundResult(added, counts, lengths)
         finally:
-            for rnd in by_nodes.values():
-                rnd.abandon()
+            lane.end()
+            if session is not None:
+                session.end()
             for slot in slots:
                 self.manager.free(slot)
+            if self.recorder.enabled:
+                self._idle.setdefault(batch, []).append(lane)
 
-    def _propose(self, session: DraftSession | None, row: int, request: Request) -> Proposal:
+    def _propose(self, session: DraftSession | None, texts: Sequence[Request]) -> list[Proposal | None]:
+        """Return the proposal of each text, None where it has ended."""
         # A path longer than what is still wanted would be cut off anyway; the last token needs no draft at all.
-        budget = self.budget if request.left > 1 else 0
-        if self.drafter is None or not budget:
-            return _NOTHING
+        wanted = [r.text if r.left > 1 and self.budget and not r.done else None for r in texts]
+        found: list[Proposal | None] = [None if r.done else _NOTHING for r in texts]
+        if self.drafter is None or not any(text is not None for text in wanted):
+            return found
         if session is not None:
-            made = session.propose(row, request.text, budget)
+            given = list(session.propose(wanted, self.budget))
+            if len(given) != len(texts):
+                name = f"{type(self.drafter).__name__}: propose"
+                raise ValueError(f"{name} returned {len(given)} proposals for {len(texts)} texts")
         else:
             assert isinstance(self.drafter, Drafter)
-            made = self.drafter.propose(request.text, budget)
-        return checked(made, budget, self.hybrid.vocabulary, self.drafter)
+            given = [_NOTHING if text is None else self.drafter.propose(text, self.budget) for text in wanted]
+        for b, text in enumerate(wanted):
+            if text is not None:
+                found[b] = checked(given[b], self.budget, self.hybrid.vocabulary, self.drafter)
+        return found
 
     def _bucket(self, nodes: int) -> int:
         """Return the capacity of the tree that a round uses: few distinct ones, so that few are made."""
         return min(1 << (nodes - 1).bit_length(), self.budget + 1)
 
 
-def _observe(session: DraftSession, got: Acceptance, hidden: torch.Tensor, lengths: list[int]) -> None:
-    """Hand over the hidden states of accepted paths."""
-    for row, count in enumerate(lengths):
-        if count:
-            session.observe(row, hidden[row, got.path[row, :count].long()])
-
-
-def _accept(
-    logits: torch.Tensor,
-    tokens: torch.Tensor,
-    tree: TreeBatch,
-    params: SamplingParams | None,
-    seeds: torch.Tensor,
-    positions: torch.Tensor,
-) -> Acceptance:
-    if params is None:
-        return accept(logits, tokens, tree)
-    return accept(logits, tokens, tree, method="sample", params=params, seeds=seeds, positions=positions)
-
-
-def _extend(texts: list[Request], got: Acceptance) -> tuple[list[list[int]], list[int]]:
+def _extend(texts: list[Request], summary: torch.Tensor) -> tuple[list[list[int]], list[int]]:
     """Append the new tokens to the texts; return those, and the length of each path. One read of the device."""
-    rows = torch.cat((got.tokens, got.lengths[:, None], got.status[:, None]), 1).tolist()
+    rows = summary.tolist()
     bad = [b for b, row in enumerate(rows) if row[-1]]
     if bad:
         raise ValueError(f"model: logits of prompts {bad} have a NaN, an infinity or no finite value")

@@ -50,8 +50,20 @@ class DraftSession(Protocol):
         """
         ...
 
-    def propose(self, row: int, context: Sequence[int], budget: int) -> Proposal:
-        """Propose a tree for one text; as :meth:`Drafter.propose`."""
+    def propose(self, contexts: Sequence[Sequence[int] | None], budget: int) -> Sequence[Proposal]:
+        """Propose a tree for every text of the batch.
+
+        Args:
+            contexts: of each row; as for :meth:`Drafter.propose`. None where no tree is wanted in this round.
+            budget: most nodes of a tree.
+
+        Returns:
+            One proposal a row; those of rows without a context are not looked at.
+        """
+        ...
+
+    def end(self) -> None:
+        """The batch has ended, or decoding was given up."""
         ...
 
 

@@ -168,7 +168,7 @@ class HybridModel:
                 input_ids=tokens,
                 attention_mask={"full_attention": mask, "linear_attention": None},
                 position_ids=cache.positions(rnd.tree),
-                cache=cache.store,
+                cache=cache,
                 use_cache=True,
             ).last_hidden_state
         return self.head(hidden), hidden

@@ -1,4 +1,4 @@
-"""A head that predicts further tokens (MTP), and the drafter that proposes trees with it.
+"""A head that predicts further tokens (MTP).
 
 The head is that of DeepSeek-V3 (arXiv 2412.19437, section 2.2), which Qwen3-Next and Qwen3.5 ship under ``mtp.``: the
 model's hidden state of a token and the embedding of the next one, each normalised, go through one projection and one
@@ -9,13 +9,9 @@ on to the token after that.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-
-from bole_runtime.integrations.transformers.draft import Proposal, Trie
-from bole_runtime.integrations.transformers.model import library
 
 #: Models whose attention layers stand alone behind embeddings of positions.
 MODELS = ("Qwen3NextForCausalLM", "Qwen3_5ForCausalLM", "Qwen3_5MoeForCausalLM")
@@ -69,28 +65,39 @@ class MtpHead(torch.nn.Module):
         self.to(text.norm.weight)
         self._shared = _Shared(model)
 
-    def forward(
-        self, hidden: torch.Tensor, tokens: torch.Tensor, cache: Any = None, start: int = 0
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Predict what follows ``tokens``.
+    def forward(self, hidden: torch.Tensor, tokens: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        """Predict what follows each token of texts that begin here.
 
         Args:
             hidden: [B, n, H], of the token before each of ``tokens``: the model's last hidden state, or this head's.
             tokens: int64 [B, n].
-            cache: of this head, extended by n; None where nothing came before.
-            start: tokens that the cache holds.
 
         Returns:
             Hidden states [B, n, H], and logits of the token after each of ``tokens``, [B, n, V].
         """
-        model = self._shared.model
-        text = model.get_decoder()
-        count = tokens.shape[1]
+        steps = torch.arange(tokens.shape[1], device=tokens.device)
+        x = self.step(hidden, tokens, steps.expand(tokens.shape[0], -1), (steps <= steps[:, None])[None, None])
+        return x, self.logits(x)
+
+    def step(
+        self, hidden: torch.Tensor, tokens: torch.Tensor, positions: torch.Tensor, mask: torch.Tensor, cache: Any = None
+    ) -> torch.Tensor:
+        """Go on with texts.
+
+        Args:
+            hidden: [B, n, H]; as for :meth:`forward`.
+            tokens: int64 [B, n].
+            positions: int64 [B, n], of the tokens in their texts.
+            mask: bool [B, 1, n, columns], or of one batch for all: what each token attends to.
+            cache: with a method ``update(keys, values, layer, ...)`` that returns those of all columns. None: those of
+                the tokens alone.
+
+        Returns:
+            Hidden states [B, n, H].
+        """
+        text = self._shared.model.get_decoder()
         both = (self.norm_embedding(text.embed_tokens(tokens)), self.norm_hidden(hidden))
         x = self.project(torch.cat(both, -1))
-        positions = torch.arange(start, start + count, device=tokens.device).expand(tokens.shape[0], -1)
-        seen = torch.arange(start + count, device=tokens.device) <= positions[0, :, None]
-        mask = seen[None, None]
         # Its own: the model's may have been set to another since.
         if self.block.self_attn.config._attn_implementation == "eager":
             mask = torch.zeros(mask.shape, dtype=x.dtype, device=x.device).masked_fill_(~mask, torch.finfo(x.dtype).min)
@@ -100,81 +107,10 @@ class MtpHead(torch.nn.Module):
             x, position_embeddings=text.rotary_emb(x, turned), attention_mask=mask, position_ids=positions,
             cache=cache, use_cache=cache is not None,
         )  # fmt: skip
-        x = self.norm(x)
-        return x, model.get_output_embeddings()(x)
+        made: torch.Tensor = self.norm(x)
+        return made
 
-
-class MtpDrafter:
-    """Proposes with an :class:`MtpHead`: a chain of its most probable tokens, with the next most probable as siblings.
-
-    :class:`~bole_runtime.integrations.transformers.TreeDecoder` hands it the model's hidden states of committed tokens,
-    so each round costs one pass of the head over the new ones and one a further token of the chain.
-
-    Args:
-        head: in eval mode.
-        depth: tokens of the chain.
-        width: tokens at each step, the one of the chain included.
-
-    Raises:
-        ValueError: ``depth`` or ``width`` is below 1.
-    """
-
-    def __init__(self, head: MtpHead, depth: int = 4, width: int = 2) -> None:
-        for name, value in (("depth", depth), ("width", width)):
-            if value < 1:
-                raise ValueError(f"{name}: {value} is not allowed; allowed: 1 or more")
-        self.head, self.depth, self.width = head, depth, width
-
-    def begin(self, rows: int) -> MtpSession:
-        """Start with ``rows`` new texts."""
-        return MtpSession(self, rows)
-
-
-class MtpSession:
-    """The texts of one batch: caches of the head, and hidden states that have not been through it."""
-
-    def __init__(self, drafter: MtpDrafter, rows: int) -> None:
-        self._drafter = drafter
-        self._rows = [_Row() for _ in range(rows)]
-
-    def observe(self, row: int, hidden: torch.Tensor) -> None:
-        """Take the hidden states [n, H] of the next n committed tokens of a text."""
-        self._rows[row].hidden.append(hidden)
-
-    @torch.no_grad()
-    def propose(self, row: int, context: Sequence[int], budget: int) -> Proposal:
-        """Return the tree for a text whose last token, the root, has not been through the model yet."""
-        state, trie, drafter = self._rows[row], Trie(budget), self._drafter
-        if not state.hidden:
-            return trie.proposal()
-        hidden = torch.cat(state.hidden)[None]
-        device, count = hidden.device, hidden.shape[1]
-        known = torch.tensor([list(context[state.done + 1 : state.done + 1 + count])], device=device)
-        x, logits = drafter.head(hidden, known, state.cache, state.done)
-        state.done, state.hidden = state.done + count, []
-        x, logits, node, drafted = x[:, -1:], logits[:, -1], -1, 0
-        for step in range(drafter.depth):
-            best = logits[0].topk(min(drafter.width, logits.shape[-1])).indices.tolist()
-            made = [trie.child(node, token) for token in best]
-            node = made[0]
-            if trie.full or step + 1 == drafter.depth:
-                break
-            x, logits = drafter.head(x, torch.tensor([best[:1]], device=device), state.cache, state.done + drafted)
-            logits, drafted = logits[:, -1], drafted + 1
-        state.drop(drafted)
-        return trie.proposal()
-
-
-class _Row:
-    """One text: the head's cache, tokens in it, and hidden states that have not been through the head."""
-
-    def __init__(self) -> None:
-        self.cache: Any = library().DynamicCache()
-        self.done = 0
-        self.hidden: list[torch.Tensor] = []
-
-    def drop(self, drafted: int) -> None:
-        """Take drafted tokens out of the cache."""
-        if drafted:
-            layer = self.cache.layers[0]
-            layer.keys, layer.values = layer.keys[:, :, :-drafted], layer.values[:, :, :-drafted]
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Return what the model's head makes of this head's hidden states."""
+        made: torch.Tensor = self._shared.model.get_output_embeddings()(hidden)
+        return made
