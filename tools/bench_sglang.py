@@ -6,9 +6,10 @@
 Runs in the Python that has SGLang; bole is taken from this checkout. Every run is an engine of its own, in its own
 process. What the model writes without speculation is recorded first (ar), and every draft is aimed at it: one random
 root-to-node path of each proposal tree gets the tokens that the target will choose, so that every engine accepts the
-same number of tokens a round along real tree paths (--accepted 4, or a range such as 2-8, drawn anew each round; 0
-leaves the drafts alone). The texts of every run are compared with the recorded ones. A folder of train_hybrid.py
---export has weights, an MTP head and prompts of its own: with --accepted 0 its own drafts are verified.
+same number of tokens a round along real tree paths (--accepted 4, a range such as 2-8, drawn anew each round, or
+several of them, 2,4,6, one after the other in each engine; 0 leaves the drafts alone). The texts of every run are
+compared with the recorded ones. A folder of train_hybrid.py --export has weights, an MTP head and prompts of its own:
+with --accepted 0 its own drafts are verified. --texts keeps what was recorded, for a later command without ar.
 
 Runs: ar; tree (SGLang's kernels); bole, bole-fast (the plug-in, lossless and fast); bole-budget (the plug-in chooses in
 every round from all of --nodes, or from one number and its halves, or from BOLE_SGLANG_BUDGET); chain, chain-replay
@@ -32,17 +33,21 @@ from typing import Any
 TOOLS = Path(__file__).resolve().parent
 sys.path.insert(0, str(TOOLS))
 
+from engine_bench.lengths import write_length  # noqa: E402
 from engine_bench.report import Row, format_rows, save_rows  # noqa: E402
 from engine_bench.runs import RUNS, engine_arguments, environment, make_paths, node_runs  # noqa: E402
 
 
-def parse_range(text: str) -> tuple[int, int]:
-    """Return the least and most accepted tokens of ``4`` or ``2-8``."""
-    first, _, last = text.partition("-")
-    least, most = int(first), int(last or first)
-    if not 0 <= least <= most:
-        raise argparse.ArgumentTypeError(f"{text!r} is no range such as 4 or 2-8")
-    return least, most
+def parse_ranges(text: str) -> list[tuple[int, int]]:
+    """Return the least and most accepted tokens of each of ``4`` or ``2-8`` or ``2,4-6``."""
+    found = []
+    for part in text.split(","):
+        first, _, last = part.partition("-")
+        least, most = int(first), int(last or first)
+        if not 0 <= least <= most or (not least and most):
+            raise argparse.ArgumentTypeError(f"{part!r} is no range such as 4 or 2-8")
+        found.append((least, most))
+    return found
 
 
 def whole(text: str) -> int:
@@ -68,7 +73,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--steps", type=whole, default=5, help="drafting steps, so the depth of trees and chains (%(default)s)")
     add("--topk", type=whole, default=4, help="branches of a node (%(default)s)")
     add("--batch", type=ints, default=[1, 8, 32], help="requests (1,8,32)")
-    add("--accepted", type=parse_range, default=(4, 4), help="tokens a round, such as 4 or 2-8; 0: as it comes (4)")
+    add("--accepted", type=parse_ranges, default=[(4, 4)], help="tokens a round: 4, 2-8 or 2,4,6; 0: as it comes (4)")
     add("--new", type=whole, default=256, help="new tokens a request (%(default)s)")
     add("--prompt", type=whole, default=128, help="prompt tokens (%(default)s)")
     add("--repeats", type=whole, default=3, help="timed runs of a batch, the fastest counts (%(default)s)")
@@ -77,6 +82,7 @@ def build_parser() -> argparse.ArgumentParser:
     add("--engine", type=json.loads, default={}, help="more arguments of the engine, as JSON")
     add("--timeout", type=whole, default=600, help="seconds a run may take (%(default)s)")
     add("--json", type=Path, help="file for all rows")
+    add("--texts", type=Path, help="file for the texts of ar; without ar in --runs, those that are there are aimed at")
     add("--child", help=argparse.SUPPRESS)
     return parser
 
@@ -95,7 +101,7 @@ def child(asked: dict[str, Any]) -> None:
     given = Path(asked["engine"]["model_path"]) / "prompts.json"
     if given.exists():
         made = [tokens[: asked["prompt"]] for tokens in json.loads(given.read_text())]
-    recorded: dict[str, list[list[int]]] = {"prompts": [], "outputs": []}
+    recorded: dict[str, Any] = {"prompts": [], "outputs": [], "settings": asked["settings"]}
     rows = []
 
     def run(prompts: list[list[int]], new: int) -> tuple[float, list[dict[str, Any]]]:
@@ -109,26 +115,36 @@ def child(asked: dict[str, Any]) -> None:
     for batch in asked["batch"]:
         # More than there are: from the beginning again.
         prompts, at = [made[(at + n) % len(made)] for n in range(batch)], at + batch
-        run(prompts, 8)
-        run(prompts, 48)
-        prefill = min(run(prompts, 1)[0] for _ in range(2))
-        seconds, out = min((run(prompts, asked["new"]) for _ in range(asked["repeats"])), key=lambda x: x[0])
-        texts = [list(o["output_ids"]) for o in out]
+        for least, most in asked["accepted"] or [(0, 0)]:
+            if asked["accepted"]:
+                write_length(Path(asked["length"]), least, most)
+            run(prompts, 8)
+            run(prompts, 48)
+            prefill = min(run(prompts, 1)[0] for _ in range(2))
+            seconds, out = min((run(prompts, asked["new"]) for _ in range(asked["repeats"])), key=lambda x: x[0])
+            texts = [list(o["output_ids"]) for o in out]
+            tokens = sum(map(len, texts))
+            rounds = [o["meta_info"].get("spec_verify_ct") or len(o["output_ids"]) for o in out]
+            aimed = f"{least}-{most}" if most > least else str(least or "")
+            rows.append(
+                {
+                    "batch": batch, "tokens": tokens, "seconds": seconds, "prefill_seconds": prefill, "texts": texts,
+                    "rounds": sum(rounds), "start_seconds": started, "aimed": aimed,
+                }
+            )  # fmt: skip
+            print(f"[bench_sglang] batch {batch} {aimed}: {tokens / seconds:.1f} tokens/s", flush=True)
+            Path(asked["rows"]).write_text(json.dumps(rows))
         recorded["prompts"] += prompts
         recorded["outputs"] += texts
-        tokens = sum(map(len, texts))
-        rounds = [o["meta_info"].get("spec_verify_ct") or len(o["output_ids"]) for o in out]
-        rows.append(
-            {
-                "batch": batch, "tokens": tokens, "seconds": seconds, "prefill_seconds": prefill, "texts": texts,
-                "rounds": sum(rounds), "start_seconds": started,
-            }
-        )  # fmt: skip
-        print(f"[bench_sglang] batch {batch}: {tokens / seconds:.1f} tokens/s", flush=True)
-        Path(asked["rows"]).write_text(json.dumps(rows))
         if asked["record"]:
             Path(asked["record"]).write_text(json.dumps(recorded))
     engine.shutdown()
+
+
+def settings_of(args: argparse.Namespace) -> dict[str, Any]:
+    """Return what texts depend on."""
+    names = ("model", "batch", "new", "prompt", "weights", "dtype")
+    return {name: getattr(args, name) for name in names}
 
 
 def run_one(name: str, nodes: int, args: argparse.Namespace, folder: Path, texts: Path) -> list[Row]:
@@ -136,17 +152,20 @@ def run_one(name: str, nodes: int, args: argparse.Namespace, folder: Path, texts
     stem = f"{name}-{nodes}"
     rows_path, phases, log = folder / f"{stem}.json", folder / f"{stem}.phases", folder / f"{stem}.log"
     kind = RUNS[name]
-    aimed = kind.speculates and args.accepted[0] > 0 and texts.exists()
+    aimed = kind.speculates and any(least for least, _ in args.accepted) and texts.exists()
+    length = folder / f"{stem}.length"
     vocabulary = json.loads((Path(args.model) / "config.json").read_text())
     vocabulary = vocabulary.get("text_config", vocabulary)["vocab_size"]
     asked = {
         "engine": engine_arguments(kind, nodes, args), "batch": args.batch, "new": args.new, "prompt": args.prompt,
         "repeats": args.repeats, "rows": str(rows_path), "record": "" if kind.speculates else str(texts),
-        "vocabulary": vocabulary,
+        "vocabulary": vocabulary, "accepted": args.accepted if aimed else [], "length": str(length),
+        "settings": settings_of(args),
     }  # fmt: skip
     bench = {"phases": str(phases), "weights": args.weights, "vocabulary": vocabulary}
     if aimed:
-        bench |= {"texts": str(texts), "least": args.accepted[0], "most": args.accepted[1]}
+        write_length(length, *args.accepted[0])
+        bench |= {"texts": str(texts), "length": str(length)}
     env = environment(kind, folder, args.nodes) | {"BOLE_BENCH": json.dumps(bench)}
     command = [sys.executable, str(Path(__file__).resolve()), "--model", args.model, "--child", json.dumps(asked)]
     print(f"[bench_sglang] {stem}: starting", flush=True)
@@ -180,15 +199,21 @@ def main() -> int:
     unknown = [r for r in args.runs if r not in RUNS]
     if unknown:
         parser.error(f"--runs: {', '.join(unknown)} is not one of {', '.join(RUNS)}")
+    if args.texts and "ar" not in args.runs:
+        recorded = json.loads(args.texts.read_text())["settings"] if args.texts.exists() else None
+        if recorded != settings_of(args):
+            found = "there is none" if recorded is None else f"it has {recorded}"
+            parser.error(f"--texts {args.texts}: no texts of {settings_of(args)}; {found}; add ar to --runs")
     folder = Path(tempfile.mkdtemp(prefix="bench-sglang-"))
     make_paths(folder)
     os.environ.setdefault("HF_HUB_OFFLINE", "1")
-    texts, rows, failed = folder / "texts.json", [], False
+    texts, rows, failed = args.texts or folder / "texts.json", [], False
     # What is aimed at comes first.
     for name in sorted(args.runs, key=lambda r: RUNS[r].speculates):
         for nodes in node_runs(RUNS[name], args):
             made = run_one(name, nodes, args, folder, texts)
-            failed |= len(made) < len(args.batch)
+            wanted = len(args.batch) * (len(args.accepted) if RUNS[name].speculates and texts.exists() else 1)
+            failed |= len(made) < wanted
             rows += made
             if args.json:
                 save_rows(args.json, rows, vars(args))

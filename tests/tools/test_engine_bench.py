@@ -36,13 +36,18 @@ def _links(parents: list[int]) -> tuple[list[int], list[int]]:
 @pytest.mark.interpreter
 def test_one_path_gets_the_tokens_of_the_text(tools: None, tmp_path: Path) -> None:
     from engine_bench.aim import Aim
+    from engine_bench.lengths import write_length
 
     rng = random.Random(2)
     prompts = [[rng.randrange(90) for _ in range(5)] for _ in range(3)]
     outputs = [[rng.randrange(90) for _ in range(20)] for _ in range(3)]
     path = tmp_path / "texts.json"
     path.write_text(json.dumps({"prompts": prompts, "outputs": outputs}))
-    aim = Aim(path, 2, 5, 90)
+    length = tmp_path / "length"
+    write_length(length, 0, 0)
+    aim = Aim(path, length, 90)
+    aim([], SimpleNamespace())  # leaves the drafts alone
+    write_length(length, 2, 5)
     lengths = set()
     for turn in range(8):
         nodes = 12
@@ -115,6 +120,8 @@ def test_rows_compare_texts_and_speeds(tools: None, tmp_path: Path) -> None:
     table = format_rows([made, other])
     assert "2.00x" in table
     assert "6/8" in table
+    deeper = Row.of("bole-16", "bole", 16, {**row, "seconds": 0.5, "aimed": "6"}, {}, want, [1, 2], log)
+    assert "4.00x" not in format_rows([made, deeper])  # another accepted length than SGLang's tree had
     save_rows(tmp_path / "rows.json", [made], {"nodes": [16]})
     assert json.loads((tmp_path / "rows.json").read_text())["rows"][0]["run"] == "tree-16"
 
@@ -151,4 +158,21 @@ def test_arguments_are_checked() -> None:
     assert done.returncode == 2
     assert "vllm is not one of ar, tree, bole" in done.stderr
     assert subprocess.run([*command, "--accepted", "8-2"], capture_output=True).returncode == 2
+    assert subprocess.run([*command, "--accepted", "0-2"], capture_output=True).returncode == 2
     assert subprocess.run([*command, "--steps", "0"], capture_output=True).returncode == 2
+
+
+def test_texts_of_another_run_are_refused(tools: None, tmp_path: Path) -> None:
+    from bench_sglang import build_parser, settings_of
+
+    texts = tmp_path / "texts.json"
+    command = [sys.executable, str(TOOLS / "bench_sglang.py"), "--model", "x", "--runs", "tree", "--texts", str(texts)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "there is none; add ar to --runs" in done.stderr
+    args = build_parser().parse_args(["--model", "x", "--new", "64", "--accepted", "2,4-6,8"])
+    assert args.accepted == [(2, 2), (4, 6), (8, 8)]
+    texts.write_text(json.dumps({"prompts": [], "outputs": [], "settings": settings_of(args)}))
+    done = subprocess.run(command, capture_output=True, text=True)
+    assert done.returncode == 2
+    assert "'new': 64" in done.stderr

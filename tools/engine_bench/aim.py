@@ -69,18 +69,19 @@ class Aim:
 
     Args:
         path: JSON with ``prompts`` and ``outputs``, lists of token lists.
-        least: shortest accepted length, the target's own token included.
-        most: longest.
+        length: file with the shortest and the longest accepted length, the target's own token included. It may be
+            written anew while the engine runs; 0 leaves the drafts alone.
         vocabulary: of the model.
     """
 
-    def __init__(self, path: Path, least: int, most: int, vocabulary: int) -> None:
+    def __init__(self, path: Path, length: Path, vocabulary: int) -> None:
         saved = json.loads(path.read_text(encoding="utf-8"))
         texts = [[*p, *o] for p, o in zip(saved["prompts"], saved["outputs"], strict=True)]
         self.rows = {tuple(p): n for n, p in enumerate(saved["prompts"])}
         self.length = max(map(len, texts))
         self.texts = torch.tensor([t + [-1] * (self.length - len(t)) for t in texts], dtype=torch.int64)
-        self.least, self.most, self.vocabulary = least, most, vocabulary
+        self._file, self._written = length, (0, 0)
+        self.least, self.most, self.vocabulary = 0, 0, vocabulary
         self._asked: tuple[list[Any], torch.Tensor] | None = None
 
     def __call__(self, requests: list[Any], verify_input: Any) -> None:
@@ -90,6 +91,14 @@ class Aim:
             requests: SGLang's, one a row.
             verify_input: its ``EagleVerifyInput``.
         """
+        said = self._file.stat()
+        # Times of files are coarser than what is written; a new file has a number of its own.
+        written = said.st_ino, said.st_mtime_ns
+        if written != self._written:
+            self.least, self.most = map(int, self._file.read_text(encoding="utf-8").split())
+            self._written = written
+        if not self.least:
+            return
         device, nodes = verify_input.draft_token.device, verify_input.draft_token_num
         if self.texts.device != device:
             self.texts = self.texts.to(device)

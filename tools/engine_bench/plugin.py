@@ -74,7 +74,7 @@ def register() -> None:
     if wanted.get("texts"):
         from engine_bench.aim import Aim
 
-        aim = Aim(Path(wanted["texts"]), wanted["least"], wanted["most"], wanted["vocabulary"])
+        aim = Aim(Path(wanted["texts"]), Path(wanted["length"]), wanted["vocabulary"])
 
         def draft(result: Any, worker: Any, batch: Any, *args: Any, **kwargs: Any) -> Any:
             if not batch.forward_mode.is_idle() and result.draft_token.numel():

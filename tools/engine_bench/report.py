@@ -22,8 +22,9 @@ class Row:
         batch: requests.
         tokens_s: new tokens a second of all requests, prefill included.
         decode_tokens_s: without prefill.
+        aimed: tokens a round that the drafts were aimed at, "" where they were left alone.
         accepted: tokens a round and request.
-        phases_ms: medians of GPU time by phase.
+        phases_ms: medians of GPU time by phase, over all accepted lengths of the run.
         snapshots_gb: states and windows a node that SGLang allocated.
         same: requests whose text is the recorded one, in all tokens.
         equal_tokens: tokens before the first difference, in all requests.
@@ -36,6 +37,7 @@ class Row:
     batch: int
     tokens_s: float
     decode_tokens_s: float
+    aimed: str
     accepted: float
     phases_ms: dict[str, float]
     snapshots_gb: float | None
@@ -62,6 +64,7 @@ class Row:
         return cls(
             run, engine, nodes, batch, row["tokens"] / row["seconds"],
             decode / max(row["seconds"] - row["prefill_seconds"], 1e-9),
+            row.get("aimed", ""),
             row["tokens"] / row["rounds"],
             _steps(times, batch),
             snapshots, sum(e == len(t) for e, t in zip(equal, row["texts"], strict=False)), sum(equal),
@@ -80,14 +83,14 @@ def _equal(a: list[int], b: list[int]) -> int:
 
 
 def format_rows(rows: Sequence[Row]) -> str:
-    """Return a table; speed is also over SGLang's own tree of the same nodes and batch."""
+    """Return a table; speed is also over SGLang's own tree of the same nodes, batch and accepted tokens."""
     from tabulate import tabulate
 
-    trees = {(r.nodes, r.batch): r.tokens_s for r in rows if r.engine == "tree"}
+    trees = {(r.nodes, r.batch, r.aimed): r.tokens_s for r in rows if r.engine == "tree"}
     names = list(dict.fromkeys(p for r in rows for p in r.phases_ms))
     lines = []
     for r in rows:
-        base = trees.get((r.nodes, r.batch))
+        base = trees.get((r.nodes, r.batch, r.aimed))
         over = f"{r.tokens_s / base:.2f}x" if base else ""
         phases = [f"{r.phases_ms[n]:.2f}" if n in r.phases_ms else "" for n in names]
         snapshots = "" if r.snapshots_gb is None else f"{r.snapshots_gb:.1f}"
