@@ -94,7 +94,7 @@ def without_password(url: str) -> str:
     except (ArgumentError, ValueError):
         return f"{url.split('://', 1)[0]}://***"
     hidden = {name: "***" for name in parsed.query if "pass" in name.lower()}
-    return parsed.update_query_dict(hidden).render_as_string(hide_password=True)
+    return parsed.update_query_dict(hidden).render_as_string(hide_password=True).replace("%2A%2A%2A", "***")
 
 
 def _secrets(url: object) -> list[str]:
