@@ -24,6 +24,7 @@ from bole_codegen.places import Files, check_report, files_of
 from bole_codegen.render import render
 from bole_codegen.report import make_progress
 from bole_codegen.say import say
+from bole_codegen.search.database import without_password
 from bole_codegen.search.deadline import WRITE_UP
 from bole_codegen.search.evaluators import MeasuredEvaluator
 from bole_codegen.search.journal import StorageError
@@ -142,18 +143,22 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     files = files_of(args, record)
     session = _session(args, record, files, begun)
     previous = signal.signal(signal.SIGTERM, _interrupt)
-    interrupted = False
+    ended: KeyboardInterrupt | StorageError | None = None
     try:
         result = session.run()
-    except KeyboardInterrupt:
-        interrupted = True
+    except (KeyboardInterrupt, StorageError) as error:
         result = session.driver.result if session.driver else RunResult()
+        if isinstance(error, StorageError) and not result.buckets:
+            raise
+        ended = error
     finally:
         session.evaluator.close()
         signal.signal(signal.SIGTERM, previous)
     session.watch.end()
     written = finish(args, session, result, files, command)
-    if interrupted:
+    if isinstance(ended, StorageError):
+        raise ended
+    if ended is not None:
         where = "a database" if "://" in files.storage else files.storage
         say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
         return INTERRUPTED
@@ -186,11 +191,17 @@ def main(argv: Sequence[str] | None = None) -> int:
     return 1
 
 
+def _shown(argument: str) -> str:
+    """Return an argument as reports may show it: the URL of a storage may hold a password."""
+    option, equals, url = argument.partition("=") if argument.startswith("--") else ("", "", argument)
+    return f"{option}{equals}{without_password(url)}" if "://" in url else argument
+
+
 def _main(argv: Sequence[str] | None) -> int:
     arguments = list(sys.argv[1:] if argv is None else argv)
     args = make_parser().parse_args(arguments)
     # --fresh would forget what was finished.
-    command = shlex.join(["bole-tune", *(a for a in arguments if a != "--fresh")])
+    command = shlex.join(["bole-tune", *(_shown(a) for a in arguments if a != "--fresh")])
     # Filters are of the process, and threads of ours make samplers: one filter for all, set before any.
     warnings.filterwarnings("ignore", category=ExperimentalWarning)
     try:

@@ -92,8 +92,10 @@ class Driver:
             loop: event loop, for simulations with a clock of their own.
 
         Raises:
-            StorageError: it was to start anew, and another run is at work; or such a one deleted what this one had.
+            StorageError: it was to start anew, and another run is at work; or such a one deleted what this one had; or
+                the storage cannot be used any more.
         """
+        self._env.store.ask.note = self._progress.note
         self._env.store.begin(targets)
         try:
             if loop is None:
@@ -106,6 +108,9 @@ class Driver:
             try:
                 # Before claims are given up: the next run must find what was finished.
                 self._env.store.flush()
+            except BaseException:
+                self._env.store.ask.stop()
+                raise
             finally:
                 with contextlib.suppress(Exception):
                     self._env.store.claims.release_all()
@@ -121,24 +126,28 @@ class Driver:
         share = 4 * self._evaluator.workers * options.rounds / options.trials
         self._abreast = max(1 + self._evaluator.devices, min(ABREAST, math.ceil(share)))
         for i, (problem, members) in enumerate(ordered.items()):
-            if not self._reuse(problem, members):
+            if not await self._reuse(problem, members):
                 # Counted over all classes, those that an earlier run finished included: it knew no other winners.
                 earlier = frozenset(list(ordered)[: max(0, i - self._abreast + 1)])
                 todo.append(ClassRun(problem, members, earlier))
                 # For all classes before any begins: a table that is written on the way must not decide later.
-                self._beginnings.plan(todo[-1])
+                await self._stored(self._beginnings.plan, todo[-1])
         ahead = sum(len(c.members) for c in todo)
         self._progress.begin(len(todo), ahead, len(todo) * options.trials, len(self.result.buckets))
         self._evaluator.start()
         beat = asyncio.ensure_future(self._beat())
         work = asyncio.ensure_future(self._everything(todo))
         try:
-            done_now, _ = await asyncio.wait({work}, timeout=self._deadline.left())
-            if not done_now:
-                self._late = True
-            else:
-                await work
+            # A run that can give no sign of life must end before others take its classes for theirs.
+            first = asyncio.FIRST_COMPLETED
+            done_now, _ = await asyncio.wait({work, beat}, timeout=self._deadline.left(), return_when=first)
+            self._late |= not done_now
+            for task in done_now:
+                await task
         finally:
+            if not work.done() or work.cancelled() or work.exception():
+                # It ends early: what still waits for the storage must not make others wait.
+                self._env.store.ask.stop()
             work.cancel()
             beat.cancel()
             await asyncio.gather(work, beat, return_exceptions=True)
@@ -163,7 +172,11 @@ class Driver:
     async def _beat(self) -> None:
         while True:
             await asyncio.sleep(BEAT)
-            self._env.store.claims.beat()
+            await self._stored(self._env.store.claims.beat)
+
+    async def _stored(self, work: Callable[..., Any], *args: Any) -> Any:
+        """Do what may have to wait for the storage: aside, since workers want answers meanwhile."""
+        return await asyncio.to_thread(work, *args) if self._aside else work(*args)
 
     async def _everything(self, todo: list[ClassRun]) -> None:
         ends = {one.problem: asyncio.Event() for one in todo}
@@ -173,7 +186,7 @@ class Driver:
             # Starts when those that far before it have ended: which winners it knows must not depend on chance.
             for before in one.earlier & ends.keys():
                 await ends[before].wait()
-            if self._env.store.claims.take(self._env.store.class_name(one.problem)):
+            if await self._stored(self._env.store.claims.take, self._env.store.class_name(one.problem)):
                 await self._class(one)
             else:
                 others.append(one)
@@ -189,17 +202,18 @@ class Driver:
         """Take the results of a class that another run searches, or search it when that run is gone."""
         claims, name = self._env.store.claims, self._env.store.class_name(one.problem)
         while True:
-            if self._reuse(one.problem, one.members):
+            if await self._reuse(one.problem, one.members):
                 one.taken = True
                 return
-            if claims.take(name):
+            if await self._stored(claims.take, name):
                 await self._class(one)
                 return
             await asyncio.sleep(1.0)
 
-    def _reuse(self, problem: Specialisation, members: Sequence[Target]) -> bool:
+    async def _reuse(self, problem: Specialisation, members: Sequence[Target]) -> bool:
         """Take a class that an earlier run finished, with what it tried; return whether there is one."""
-        found = reuse(self._env, problem, members, self._options.trials, self._options.anchors)
+        options = self._options
+        found = await self._stored(reuse, self._env, problem, members, options.trials, options.anchors)
         if found is None:
             return False
         self.result.searches.append(found.search)
@@ -212,9 +226,11 @@ class Driver:
         """Search one class and finish its buckets."""
         one.begun = True
         options = self._options
-        plan = self._beginnings.plan(one)
+        plan = await self._stored(self._beginnings.plan, one)
         try:
-            search = ClassSearch.open(self._env, one.problem, one.members, options.trials, options.anchors, plan.before)
+            search = await self._stored(
+                ClassSearch.open, self._env, one.problem, one.members, options.trials, options.anchors, plan.before
+            )
         except ValueError as error:
             one.taken = True
             self._take(one.problem, [BucketResult(t, None, str(error)) for t in one.members])
@@ -238,17 +254,25 @@ class Driver:
             self._deadline.finished.append((now() - begun) / len(one.members) / self._active[device])
         finally:
             self._active[device] -= 1
-        one.taken = True
+        store, name = self._env.store, self._env.store.class_name(one.problem)
+        if not await self._stored(store.claims.holds, name):
+            # It was silent for so long that another run took over, whose results count for all.
+            await self._stored(store.claims.release, name)
+            self.result.searches.remove(search)
+            one.search, one.results = None, []
+            await self._wait_for(one)
+            return
         # One whose candidates did not all have their turn is not finished: the next run tries those again.
         if whole and search.complete():
             # Before the table has it: one that is killed in between must not meet its own entries as those of others.
-            keep(self._env, search, one.results, self._options.trials, self._evaluator.bandwidth_gbs)
+            bandwidth = self._evaluator.bandwidth_gbs
+            await self._stored(keep, self._env, search, one.results, options.trials, bandwidth)
+        one.taken = True
         self._take(one.problem, one.results)
         if self._env.known_bad is not None:
             self._env.known_bad.save()
-        if self._aside:
-            await asyncio.to_thread(self._env.store.flush)
-        self._env.store.claims.release(self._env.store.class_name(one.problem))
+        await self._stored(store.flush)
+        await self._stored(store.claims.release, name)
 
     def _share(self) -> float | None:
         """Return the seconds that a class may search for, None without a budget."""

@@ -2,19 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
-import importlib.util
 import json
 import os
-import time
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import IO, Any, BinaryIO
 
 import optuna
 from optuna.storages import BaseStorage, JournalStorage
-from optuna.storages.journal import JournalFileBackend
+from optuna.storages.journal import BaseJournalBackend
+
+from bole_codegen.search import database
 
 #: How a record begins, as Optuna writes it: a last line that a killed writer left is a part of one.
 _BEGIN = b'{"op_code":'
@@ -25,35 +26,25 @@ class StorageError(RuntimeError):
     """The storage cannot be opened or read; the message says what to do."""
 
 
-class KernelLock:
-    """A lock that the operating system drops with its process, so that a killed one leaves nothing to wait for.
+@contextlib.contextmanager
+def _locked(path: Path, write: bool) -> Iterator[BinaryIO]:
+    """Open a journal, alone or beside others that only read.
 
-    Optuna's own lock files have to grow old before another process may break them.
+    The lock is on the journal itself and ends with the process: a killed one leaves nothing to wait for, while Optuna's
+    own lock files have to grow old before another process may break them.
     """
-
-    def __init__(self, path: Path) -> None:
-        self._path = path.with_name(path.name + ".lock")
-        self._handle: int | None = None
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self._handle = os.open(self._path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-        fcntl.flock(self._handle, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        """Give the lock back."""
-        if self._handle is not None:
-            os.close(self._handle)
-            self._handle = None
+    # Never created here: one that was deleted has lost what later records refer to.
+    with open(path, "r+b" if write else "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX if write else fcntl.LOCK_SH)
+        yield file
 
 
-def _is_record(line: bytes) -> bool:
+def _record(line: bytes) -> dict[str, Any] | None:
     try:
         record = json.loads(line)
     except (ValueError, RecursionError):
-        return False
-    return isinstance(record, dict) and type(record.get("op_code")) is int
+        return None
+    return record if isinstance(record, dict) and type(record.get("op_code")) is int else None
 
 
 def _foreign(path: Path, why: str) -> StorageError:
@@ -74,7 +65,7 @@ def check_journal(path: Path) -> None:
     with open(path, "rb") as file:
         first = file.readline(1 << 20)
     # The only line may be unfinished.
-    if first and not (_is_record(first) if first.endswith(b"\n") else first.startswith(_BEGIN)):
+    if first and not (_record(first) if first.endswith(b"\n") else first.startswith(_BEGIN)):
         raise _foreign(path, "its first line is no record of one")
 
 
@@ -94,88 +85,139 @@ def check_storage(where: str) -> None:
         raise StorageError(f"cannot open the journal {where}: {error}; {_ELSE}") from error
 
 
-def _last_lines(path: Path, size: int) -> tuple[bytes, bytes]:
+def _last_lines(file: BinaryIO, size: int) -> tuple[bytes, bytes]:
     """Return the last whole line, empty where there is none, and what comes after it."""
     step = 4096
-    with open(path, "rb") as file:
-        while True:
-            step = min(step, size)
-            file.seek(size - step)
-            *lines, tail = file.read(step).split(b"\n")
-            # The first of the lines may have begun before what was read.
-            if len(lines) > 1 or step == size:
-                return (lines[-1] if lines else b""), tail
-            step *= 2
+    while True:
+        step = min(step, size)
+        file.seek(size - step)
+        *lines, tail = file.read(step).split(b"\n")
+        # The first of the lines may have begun before what was read.
+        if len(lines) > 1 or step == size:
+            return (lines[-1] if lines else b""), tail
+        step *= 2
+
+
+def _cut(file: BinaryIO, path: Path, ours: bool) -> int:
+    """Cut off a last line without an end; return the bytes cut.
+
+    Args:
+        file: open for writing, and locked.
+        path: of it, for messages.
+        ours: whether it is known to be a journal, or was empty when it was opened.
+
+    Raises:
+        StorageError: that line is no part of a record, and was left as it is.
+    """
+    size = file.seek(0, os.SEEK_END)
+    whole, tail = _last_lines(file, size)
+    if whole and _record(whole) is None:
+        raise _foreign(path, "its last line is no record of one")
+    if tail:
+        if not (tail.startswith(_BEGIN) or ((whole or ours) and _BEGIN.startswith(tail))):
+            raise _foreign(path, "its last line, which has no end, is no part of a record of one")
+        file.truncate(size - len(tail))
+    return len(tail)
 
 
 def repair(path: Path) -> int:
     """Cut off a last line that a killed writer left unfinished; return the bytes cut.
 
-    Without this, the next line would be written onto it and the journal could not be read again.
-
     Raises:
         StorageError: the file is no journal, and was left as it is.
+        OSError: it cannot be read or written.
     """
     check_journal(path)
     if not path.exists():
         return 0
-    lock = KernelLock(path)
-    lock.acquire()
-    try:
-        size = path.stat().st_size
-        whole, tail = _last_lines(path, size)
-        if whole and not _is_record(whole):
-            raise _foreign(path, "its last line is no record of one")
-        if tail:
-            if not (tail.startswith(_BEGIN) or (whole and _BEGIN.startswith(tail))):
-                raise _foreign(path, "its last line, which has no end, is no part of a record of one")
-            os.truncate(path, size - len(tail))
-        return len(tail)
-    finally:
-        lock.release()
+    with _locked(path, write=True) as file:
+        return _cut(file, path, ours=False)
 
 
-class _JournalFile(JournalFileBackend):
-    """Reads lines that something else wrote to the file meanwhile as an error with a name."""
+class _JournalFile(BaseJournalBackend):
+    """A file of records that other runs write too, any of which may be killed in the middle of a line.
 
-    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:  # type: ignore[override]
-        """Return the records from one on.
+    Optuna's own backend appends to whatever the last line is, so that one such kill makes the whole journal unreadable;
+    it reads without a lock, which a line that is cut off and written anew would confuse; and it creates a file that was
+    deleted anew.
+
+    Args:
+        path: of the file, which is created if it is not there.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        with open(path, "ab") as file:
+            self._file = _identity(file)
+        #: Byte at which each record begins that was met, and the next one.
+        self._offsets = [0]
+
+    def append_logs(self, logs: list[dict[str, Any]]) -> None:
+        """Write records after the last whole line.
 
         Raises:
-            StorageError: one is none.
+            StorageError: the file cannot be written, or is another one.
+        """
+        data = "".join(json.dumps(log, separators=(",", ":")) + "\n" for log in logs).encode()
+        try:
+            with _locked(self._path, write=True) as file:
+                self._check(file)
+                _cut(file, self._path, ours=True)
+                file.seek(0, os.SEEK_END)
+                file.write(data)
+                file.flush()
+                os.fsync(file.fileno())
+        except FileNotFoundError as error:
+            raise self._gone("was deleted") from error
+        except OSError as error:
+            raise StorageError(
+                f"cannot write the journal {self._path}: {error}; what was finished before is kept in it, and the same "
+                "command goes on from there"
+            ) from error
+
+    def read_logs(self, log_number_from: int) -> Iterator[dict[str, Any]]:
+        """Return the records from one on; a last line without an end is none yet.
+
+        Raises:
+            StorageError: a line is no record, or the file cannot be read or is another one.
         """
         try:
-            for record in super().read_logs(log_number_from):
-                if not (isinstance(record, dict) and "op_code" in record):
-                    raise ValueError("a line is no record")
-                yield record
-        except ValueError as error:
-            raise StorageError(f"cannot read the journal {self._file_path}: {error}; {_ELSE}") from error
+            with _locked(self._path, write=False) as file:
+                self._check(file)
+                first = min(log_number_from, len(self._offsets) - 1)
+                file.seek(self._offsets[first])
+                *lines, _ = file.read().split(b"\n")
+            for number, line in enumerate(lines, start=first):
+                if (record := _record(line)) is None:
+                    raise ValueError(f"line {number + 1} is no record")
+                if number + 1 == len(self._offsets):
+                    self._offsets.append(self._offsets[number] + len(line) + 1)
+                if number >= log_number_from:
+                    yield record
+        except FileNotFoundError as error:
+            raise self._gone("was deleted") from error
+        except (OSError, ValueError) as error:
+            raise StorageError(f"cannot read the journal {self._path}: {error}; {_ELSE}") from error
+
+    def _check(self, file: BinaryIO) -> None:
+        """Refuse a file that is not what was read before, at whose end other records would mean something else."""
+        end = self._offsets[-1]
+        if _identity(file) != self._file:
+            raise self._gone("was replaced")
+        file.seek(max(0, end - 1))
+        if end and file.read(1) != b"\n":
+            raise self._gone("was cut or overwritten")
+
+    def _gone(self, how: str) -> StorageError:
+        return StorageError(
+            f"the journal {self._path} {how} while it was in use: finished evaluations that it no longer has are lost. "
+            "Tables hold what was finished; the same command begins with what the journal has now"
+        )
 
 
-def _with_driver(url: str) -> str:
-    """Name the PostgreSQL driver that is installed where a URL names none: SQLAlchemy's default differs by version."""
-    scheme, rest = url.split("://", 1)
-    if scheme not in ("postgresql", "postgres"):
-        return url
-    for driver in ("psycopg", "psycopg2"):
-        if importlib.util.find_spec(driver) is not None:
-            return f"postgresql+{driver}://{rest}"
-    return f"postgresql://{rest}"
-
-
-def _open_database(url: str) -> BaseStorage:
-    from optuna.storages import RDBStorage
-
-    for again in range(5):
-        try:
-            return RDBStorage(url)
-        except Exception as error:
-            # Two runs that begin at once both create the tables, and one of them fails.
-            if again == 4 or type(error).__name__ not in ("IntegrityError", "ProgrammingError"):
-                raise
-            time.sleep(0.5 * (again + 1))
-    raise AssertionError
+def _identity(file: IO[bytes]) -> tuple[int, int]:
+    found = os.fstat(file.fileno())
+    return found.st_dev, found.st_ino
 
 
 def open_storage(where: str) -> BaseStorage:
@@ -188,20 +230,18 @@ def open_storage(where: str) -> BaseStorage:
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         if "://" in where:
             try:
-                return _open_database(_with_driver(where))
+                return database.open_database(where)
             except Exception as error:
-                # A URL may hold a password: name the kind of storage only.
                 kind = where.split("://", 1)[0]
-                driver = " (pip install '.[postgresql]' in a checkout)" if kind.startswith("postgres") else ""
                 raise StorageError(
-                    f"cannot open the {kind} storage ({type(error).__name__}); check the URL and its driver{driver}, "
-                    "or give a file to --storage"
+                    f"cannot open the {kind} storage: {database.opening(error, where)}; or give a file to --storage"
                 ) from None
         path = Path(where).expanduser()
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             repair(path)
-            lock: Any = KernelLock(path)
-            return JournalStorage(_JournalFile(str(path), lock))
-        except (OSError, ValueError, KeyError, TypeError, AttributeError, AssertionError) as error:
+            return JournalStorage(_JournalFile(path))
+        except StorageError:
+            raise
+        except Exception as error:  # A record that is none of Optuna's may be anything.
             raise StorageError(f"cannot open the journal {where}: {error}; {_ELSE}") from error

@@ -63,7 +63,7 @@ class Plan:
             before = tuple(int(data["before"][t.problem.key()]) for t in members)
             warm = None if warm is None else configs(warm)
             return cls(options, configs(data["held"]), configs(data["near"]), warm, before)
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (KeyError, TypeError, ValueError, AttributeError, OverflowError):
             return None  # Of other buckets, or edited.
 
     @classmethod

@@ -82,9 +82,9 @@ def reuse(
             entry = msgspec.convert(data.get("entry"), entry_type(target.problem.op))
             config = next(v.config(entry.params) for v in env.variants(entry.op) if v.name == entry.variant)
             texts = [k.text_hash for k in env.render(target.problem, config)]
-        except (msgspec.MsgspecError, ValueError, StopIteration):
+        except (msgspec.MsgspecError, ValueError, TypeError, StopIteration, RecursionError):
             return None
-        if entry.problem() != target.problem or texts != [k.text_hash for k in entry.kernels]:
+        if entry.problem() != target.problem or texts != [k.text_hash for k in entry.kernels] or not entry.median_us:
             return None
         if not isinstance(data.get("trials"), int) or data["trials"] < trials:
             return None

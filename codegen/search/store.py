@@ -9,9 +9,9 @@ from __future__ import annotations
 import contextlib
 import json
 import threading
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+import uuid
+from collections.abc import Callable, Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -21,6 +21,7 @@ from optuna.trial import TrialState, create_trial
 
 from bole_codegen.search.claims import Claims
 from bole_codegen.search.journal import StorageError
+from bole_codegen.search.patience import Deleted, Patience
 from bole_codegen.search.results import KINDS, PASSING_KINDS, Failed, Timed
 from bole_codegen.search.sampler import trial_params
 from bole_codegen.search.targets import Target
@@ -61,6 +62,13 @@ class Store:
         space: hash of the declared space and the protocol; or one an operation.
         variants: declared variants by (op, name).
         fresh: whether :meth:`begin` forgets what is stored.
+
+    Attributes:
+        ask: waits for the storage, for everything that is asked of it.
+        claims: which run searches what.
+
+    Every method may have to wait for the storage, but those that write to a database, and raises a
+    :class:`~bole_codegen.search.journal.StorageError` where it cannot be used, or could not for an earlier write.
     """
 
     def __init__(
@@ -78,10 +86,11 @@ class Store:
         self._fresh = fresh
         self._lock = threading.RLock()
         self._studies: dict[str, optuna.Study] = {}
-        self.claims = Claims(storage)
+        self.ask = Patience(storage)
+        self.claims = Claims(storage, self.ask)
         fast = isinstance(storage, JournalStorage)
         self._writer = None if fast else ThreadPoolExecutor(1, "bole-store")
-        self._pending: deque[Future[object]] = deque()
+        self._failed: Exception | None = None
 
     def name(self, target: Target) -> str:
         """Return the study name of a bucket."""
@@ -109,17 +118,16 @@ class Store:
                 "--fresh out to share the work with it, or give another place to --storage"
             )
         for target in targets:
-            with contextlib.suppress(KeyError):
-                optuna.delete_study(study_name=self.name(target), storage=self._storage)
+            with contextlib.suppress(Deleted):
+                name = self.name(target)
+                self.ask(lambda name=name: optuna.delete_study(study_name=name, storage=self._storage))  # type: ignore[misc]
 
     def load(self, target: Target) -> list[tuple[int, Record]]:
         """Return the finished evaluations of a bucket, oldest first, with their places; damaged ones are left out."""
-        found = []
-        for trial in self._trials(target):
-            record = self._record(target, trial.user_attrs)
-            if record is not None:
-                found.append((trial.number, record))
-        return found
+        # Those that were written twice too, since the answer of a database was lost.
+        first = {str(trial.user_attrs.get("record")): trial.number for trial in reversed(self._trials(target))}
+        found = ((number, self._record(target, text)) for text, number in sorted(first.items(), key=lambda f: f[1]))
+        return [(number, record) for number, record in found if record is not None]
 
     def count(self, target: Target) -> int:
         """Return how many evaluations of a bucket are kept, damaged ones included."""
@@ -137,6 +145,7 @@ class Store:
             "texts": list(record.texts),
             "error": record.error,
             "stage": record.stage,
+            "id": uuid.uuid4().hex,
         }
         if isinstance(record.outcome, Timed):
             state, value = TrialState.COMPLETE, record.outcome.median_us
@@ -171,34 +180,36 @@ class Store:
         self._keep(target, "plan", data)
 
     def flush(self) -> None:
-        """Wait until everything is written.
+        """Wait until everything is written."""
+        if self._writer is not None:
+            self._writer.submit(int).result()
+        self._raise()
 
-        Raises:
-            Exception: what a write failed with.
-        """
-        while self._pending:
-            self._pending.popleft().result()
+    def _raise(self) -> None:
+        if self._failed is not None:
+            raise self._failed
 
     def _write(self, target: Target, work: Callable[[optuna.Study], object]) -> None:
         """Write to the storage; aside, one after the other, where that takes as long as a database does."""
 
         def call() -> None:
-            with self._there():
-                work(self._study(target))
+            try:
+                self.ask(lambda: work(self._study(target)))
+            except Exception as error:
+                self._failed = self._failed or error
 
+        self._raise()
         if self._writer is None:
             call()
-            return
-        self._pending.append(self._writer.submit(call))
-        while self._pending and self._pending[0].done():
-            self._pending.popleft().result()
+            self._raise()
+        else:
+            self._writer.submit(call)
 
     def _read(self, target: Target, name: str) -> dict[str, Any] | None:
-        with self._there():
-            text = self._study(target).user_attrs.get(name)
+        text = self.ask(lambda: self._study(target).user_attrs.get(name))
         try:
             data = json.loads(text) if isinstance(text, str) else None
-        except ValueError:
+        except (ValueError, RecursionError):
             return None
         return data if isinstance(data, dict) else None
 
@@ -207,19 +218,7 @@ class Store:
         self._write(target, lambda study: study.set_user_attr(name, text))
 
     def _trials(self, target: Target) -> list[optuna.trial.FrozenTrial]:
-        with self._there():
-            return self._study(target).get_trials(deepcopy=False)
-
-    @contextlib.contextmanager
-    def _there(self) -> Iterator[None]:
-        """Say what it means when a study that was opened is not there any more."""
-        try:
-            yield
-        except KeyError as error:
-            raise StorageError(
-                "what this search had kept was deleted from the storage while it ran, by a run with --fresh or by "
-                "someone; the same command begins anew"
-            ) from error
+        return self.ask(lambda: self._study(target).get_trials(deepcopy=False))
 
     def _study(self, target: Target) -> optuna.Study:
         name = self.name(target)
@@ -230,33 +229,45 @@ class Store:
                 )
             return self._studies[name]
 
-    def _record(self, target: Target, attrs: Mapping[str, Any]) -> Record | None:
+    def _record(self, target: Target, text: str) -> Record | None:
         """Rebuild a record; a journal is a file that others may have edited, so every value is checked."""
         try:
-            attrs = json.loads(attrs["record"])
-            variant = self._variants[target.problem.op, attrs["variant"]]
-            config = variant.config(attrs["params"])
-            texts = attrs["texts"]
-            error = attrs.get("error")
-            if not _strings(texts) or not (error is None or isinstance(error, float | int)):
+            kept = json.loads(text)
+            variant = self._variants[target.problem.op, kept["variant"]]
+            config = variant.config(kept["params"])
+            texts = kept["texts"]
+            if not _strings(texts):
                 return None
+            error = None if kept.get("error") is None else _number(kept["error"])
             # Journals of before know no stages.
-            stage = attrs.get("stage", "time" if attrs.get("kind") is None else "check")
+            stage = kept.get("stage", "time" if kept.get("kind") is None else "check")
             if stage not in STAGES:
                 return None
             outcome: Timed | Failed
-            if attrs.get("kind") is not None:
-                if attrs["kind"] not in KINDS:
+            if kept.get("kind") is not None:
+                if kept["kind"] not in KINDS or kept["kind"] in PASSING_KINDS:
                     return None
-                outcome = Failed(attrs["kind"], str(attrs.get("reason", ""))[:300])
+                outcome = Failed(kept["kind"], str(kept.get("reason", ""))[:300])
             else:
-                outcome = Timed(float(attrs["median_us"]), float(attrs["spread_us"]), int(attrs.get("layers", 0)))
-                if not 0.0 < outcome.median_us < 1e9:
+                layers = kept.get("layers", 0)
+                outcome = Timed(_number(kept["median_us"]), _number(kept["spread_us"]), int(_number(layers)))
+                if outcome.median_us == 0.0:
                     return None
-        except (KeyError, TypeError, ValueError, AttributeError):
+        except (LookupError, TypeError, ValueError, ArithmeticError, AttributeError, RecursionError):
             return None
         return Record(config, tuple(texts), outcome, error, stage)
 
 
+def _number(value: Any) -> float:
+    """Return a number that a time or an error may be.
+
+    Raises:
+        ValueError: it is none.
+    """
+    if isinstance(value, bool) or not isinstance(value, int | float) or not 0.0 <= value < 1e9:
+        raise ValueError(f"{value!r} is no such number")
+    return float(value)
+
+
 def _strings(value: object) -> bool:
-    return isinstance(value, Sequence) and not isinstance(value, str) and all(isinstance(v, str) for v in value)
+    return isinstance(value, list) and all(isinstance(v, str) for v in value)

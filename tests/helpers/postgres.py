@@ -8,6 +8,7 @@ import pwd
 import shutil
 import socket
 import subprocess
+import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -39,38 +40,75 @@ def _other_user() -> str | None:
     return None
 
 
-@contextlib.contextmanager
-def server(folder: Path) -> Iterator[str]:
-    """Run a server on a free port of this machine; yield the URL of an empty database.
+class Server:
+    """A server on a free port of this machine.
 
     Args:
         folder: short, and open to the user that runs the server: sockets have a limit on their paths.
-    """
-    binaries = tools()
-    assert binaries is not None
-    user = _other_user() if os.geteuid() == 0 else None
-    data, log = folder / "data", folder / "log"
-    data.mkdir()
-    if user is not None:
-        shutil.chown(folder, user)
-        shutil.chown(data, user)
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
 
-    def run(*command: str) -> None:
+    Attributes:
+        url: of an empty database.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self._folder, self._data = folder, folder / "data"
+        self._user = _other_user() if os.geteuid() == 0 else None
+        self._data.mkdir()
+        if self._user is not None:
+            shutil.chown(folder, self._user)
+            shutil.chown(self._data, self._user)
+        with socket.socket() as probe:
+            probe.bind(("127.0.0.1", 0))
+            self._port = probe.getsockname()[1]
+        self.url = f"postgresql://bole@127.0.0.1:{self._port}/postgres"
+        # Trust and no fsync: it lives for one test, and listens to this machine alone.
+        self._run("initdb", "-D", str(self._data), "-U", "bole", "--auth=trust", "--no-sync", "-E", "UTF8")
+
+    def start(self) -> None:
+        """Start it, and wait until it answers."""
+        options = f"-c listen_addresses=127.0.0.1 -p {self._port} -k {self._folder} -c fsync=off"
+        log = str(self._folder / "log")
+        self._run("pg_ctl", "-D", str(self._data), "-l", log, "-w", "-o", options, "start")
+
+    def stop(self) -> None:
+        """Stop it at once; connections are cut."""
+        self._run("pg_ctl", "-D", str(self._data), "-m", "immediate", "stop")
+
+    def demand_password(self, password: str) -> None:
+        """Give the user a password, and ask for it from now on."""
+        sql = f"ALTER USER bole PASSWORD '{password}'"
+        self._run("psql", "-h", str(self._folder), "-p", str(self._port), "-U", "bole", "-d", "postgres", "-c", sql)
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(rules.read_text().replace("trust", "scram-sha-256"))
+        self._run("pg_ctl", "-D", str(self._data), "reload")
+
+    def trust(self) -> None:
+        """Ask for no password any more."""
+        rules = self._data / "pg_hba.conf"
+        rules.write_text(rules.read_text().replace("scram-sha-256", "trust"))
+        self._run("pg_ctl", "-D", str(self._data), "reload")
+
+    def _run(self, tool: str, *arguments: str) -> None:
+        binaries = tools()
+        assert binaries is not None
         done = subprocess.run(
-            command, user=user, cwd=folder, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT,
-            text=True, timeout=60, env={**os.environ, "LC_ALL": "C"},
+            [str(binaries / tool), *arguments], user=self._user, cwd=self._folder, stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, timeout=60, env={**os.environ, "LC_ALL": "C"},
         )  # fmt: skip
         if done.returncode:
-            raise RuntimeError(f"{command[0]} failed: {done.stdout}\n{log.read_text() if log.exists() else ''}")
+            log = self._folder / "log"
+            raise RuntimeError(f"{tool} failed: {done.stdout}\n{log.read_text() if log.exists() else ''}")
 
-    # Trust and no fsync: it lives for one test, and listens to this machine alone.
-    run(str(binaries / "initdb"), "-D", str(data), "-U", "bole", "--auth=trust", "--no-sync", "-E", "UTF8")
-    options = f"-c listen_addresses=127.0.0.1 -p {port} -k {folder} -c fsync=off"
-    run(str(binaries / "pg_ctl"), "-D", str(data), "-l", str(log), "-w", "-o", options, "start")
-    try:
-        yield f"postgresql://bole@127.0.0.1:{port}/postgres"
-    finally:
-        run(str(binaries / "pg_ctl"), "-D", str(data), "-m", "immediate", "stop")
+
+@contextlib.contextmanager
+def server() -> Iterator[Server]:
+    """Run a server."""
+    with tempfile.TemporaryDirectory(prefix="bole-pg-", ignore_cleanup_errors=True) as folder:
+        os.chmod(folder, 0o755)
+        found = Server(Path(folder))
+        found.start()
+        try:
+            yield found
+        finally:
+            with contextlib.suppress(RuntimeError):
+                found.stop()

@@ -50,7 +50,7 @@ def test_runs_that_share_no_class_do_not_matter(tmp_path: Path) -> None:
 
 
 def test_a_run_that_was_killed_does_not_matter(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    other = _claim(tmp_path)
+    other = _claim(tmp_path, 32)  # No class of these runs, which would take it over.
     child = subprocess.Popen([sys.executable, "-c", "pass"])
     child.wait()
     other._me.update(pid=child.pid, started="1")
@@ -63,7 +63,7 @@ def test_a_run_that_was_killed_does_not_matter(tmp_path: Path, monkeypatch: pyte
         fakes.run(tmp_path, fakes.targets(), trials=8, fresh=True)
     monkeypatch.setattr(claims_module, "LEASE", 0.0)
     assert len(fakes.run(tmp_path, fakes.targets(), trials=8, fresh=True)[1]) == 3
-    (study,) = other._held.values()
+    ((study, _),) = other._held.values()
     other._storage.set_study_user_attr(study, "owner", None)
     assert len(fakes.run(tmp_path, fakes.targets(), trials=8, fresh=True)[1]) == 3
 
