@@ -39,12 +39,12 @@ ACTIONS = ("show", "diff", "explain", "reproduce", "verify", "stale")
 
 def chosen(args: argparse.Namespace) -> str | None:
     """Return the action asked for, None for a search."""
-    return next((a for a in ACTIONS if getattr(args, a)), None)
+    return next((a for a in ACTIONS if getattr(args, a) not in (None, False)), None)
 
 
 def diff(args: argparse.Namespace) -> int:
     """Print what changed from one table or folder to another."""
-    old, new = (Path(p) for p in args.diff)
+    old, new = args.diff
     changes = diff_entries(read_entries(old), read_entries(new))
     print(json.dumps(changes_json(changes), indent=2) if args.json else describe_changes(changes))
     return 0
