@@ -160,6 +160,9 @@ def make_parser() -> argparse.ArgumentParser:
     one.add_argument(
         "--exhaustive", action="store_true", help="search one bucket, then try everything: how close did it come?"
     )
+    tables.add_argument(
+        "--only-out", action="store_true", help="of tables that exist, read those in --out and none that is shipped"
+    )
     show = parser.add_argument_group("output")
     show.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
     show.add_argument("--quiet", action="store_true", help="no progress")
