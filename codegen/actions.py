@@ -27,12 +27,15 @@ from bole_runtime.kernels.default import default_config
 from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.load import load_table
+from bole_runtime.tables.schema import launch_of
 from bole_runtime.tables.words import counted, entries
 
 #: The script should run where the table was not made: as many layers as fit into this, where one does.
 _ELSEWHERE = 24 << 30
 #: Of the memory of a GPU; the rest is the context's, and what a check needs beside the inputs.
 _USABLE = 0.85
+#: Of entries written before they said so.
+_UNSAID = "{} not say how many heads and requests were timed: a usual launch of the bucket is taken, times may differ"
 #: Names of the options, of which one run does one.
 ACTIONS = ("show", "diff", "explain", "reproduce", "verify", "stale")
 
@@ -140,6 +143,8 @@ def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
     layers = _layers(target, record)
     if entry is None:
         say(f"bole-tune: no table has {problem.key()}; this runs the analytic default")
+    elif launch_of(entry.entry) is None:
+        say(f"bole-tune: {_UNSAID.format('the entry does')}")
     measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
     script = reproduce(target, config, layers, measured, args.seed)
     if args.json:
@@ -196,6 +201,9 @@ def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[Watch], 
         device = {name: text for name, text in watch.facts().items() if text}
         found_now = {"device": device, "counts": counts, "entries": [asdict(v) for v in verdicts]}
         print(json.dumps({**data, **found_now}, indent=2))
+    unsaid = sum(v.launch is not None and not v.launch_recorded for v in verdicts)
+    if unsaid:
+        say(_UNSAID.format(f"{entries(unsaid)} {'does' if unsaid == 1 else 'do'}"))
     if watch.line():
         say(f"clocks: {watch.line()}")
     say(f"{entries(len(verdicts))}: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))

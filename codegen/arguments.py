@@ -122,7 +122,9 @@ def make_parser() -> argparse.ArgumentParser:
     buckets.add_argument(
         "--depth", type=numbers, default=[], metavar="LIST", help="default, as deep as the nodes allow"
     )
-    buckets.add_argument("--shape", default="ragged", metavar="NAME", help="tree shape of the timings; default ragged")
+    buckets.add_argument(
+        "--shape", type=of.name, default="ragged", metavar="NAME", help="tree shape of the timings; default ragged"
+    )
     much = parser.add_argument_group("how much")
     much.add_argument("--effort", choices=("quick", "normal", "thorough"), default="normal", help="default normal")
     much.add_argument("--trials", type=int, metavar="N", help="candidates for each group of buckets that share kernels")

@@ -22,7 +22,7 @@ from bole_runtime.kernels.space import Config
 
 PROBLEM = {problem}
 CONFIG = Config({variant!r}, {params!r})
-TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch})
+TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch}, shape={shape!r})
 
 on_cpu = "--torch" in sys.argv[1:]
 device = "cpu" if on_cpu else "cuda"
@@ -64,6 +64,7 @@ def reproduce(target: Target, config: Config, layers: int, measured_us: float | 
         hk=target.hk,
         hv=target.hv,
         batch=target.batch,
+        shape=target.shape,
         seed=seed,
         layers=layers,
         then=then,
