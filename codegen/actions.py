@@ -27,7 +27,6 @@ from bole_runtime.kernels.default import default_config
 from bole_runtime.kernels.space import Config
 from bole_runtime.kernels.variants import all_variants
 from bole_runtime.tables.load import load_table
-from bole_runtime.tables.schema import launch_of
 from bole_runtime.tables.words import counted, entries
 
 #: The script should run where the table was not made: as many layers as fit into this, where one does.
@@ -54,10 +53,10 @@ def diff(args: argparse.Namespace) -> int:
 
 
 def _found(args: argparse.Namespace, record: GpuRecord) -> Found:
-    """Return the tables of a GPU, having said which files they are and what is wrong with them."""
+    """Return the tables of a GPU, having said what is wrong with them."""
     found = read_tables(record, args.out, args.only_out)
-    for line in (found.line, *(f"warning: {fault}" for fault in (*found.faults, *found.skipped))):
-        say(line)
+    for fault in (*found.faults, *found.skipped):
+        say(f"warning: {fault}")
     return found
 
 
@@ -86,9 +85,8 @@ def stale(args: argparse.Namespace) -> int:
     else:
         for one in found:
             print(f"{one['table']}: {one['key']}: {one['reason']}" if one["key"] else one["reason"])
-    if read:
-        say(f"read: {', '.join(read)}")
-    say(f"{entries(len(found), 'stale')} in {counted(len(read), 'table')}")
+    where = f": {', '.join(read)}" if read else ""
+    say(f"{entries(len(found), 'stale')} in {counted(len(read), 'table')}{where}")
     return 1 if found else 0
 
 
@@ -142,14 +140,19 @@ def reproduce_key(args: argparse.Namespace, record: GpuRecord) -> int:
     target = target_of(problem, None if entry is None else entry.entry)
     layers = _layers(target, record)
     if entry is None:
-        say(f"bole-tune: no table has {problem.key()}; this runs the analytic default")
-    elif launch_of(entry.entry) is None:
-        say(f"bole-tune: {_UNSAID.format('the entry does')}")
-    measured = entry.entry.median_us if entry is not None and entry.entry.label == "measured" else None
-    script = reproduce(target, config, layers, measured, args.seed)
+        say(f"bole-tune: no table has {problem.key()} ({found.line}); this runs the analytic default")
+    script = reproduce(target, config, layers, entry, args.seed)
     if args.json:
-        table = None if entry is None else entry.path
-        print(json.dumps({"key": problem.key(), "gpu": record.key, "table": table, "script": script}))
+        print(
+            json.dumps(
+                {
+                    "key": problem.key(),
+                    "gpu": record.key,
+                    "table": None if entry is None else entry.path,
+                    "script": script,
+                }
+            )
+        )
     else:
         print(script, end="")
     return 0
@@ -204,6 +207,7 @@ def verify(args: argparse.Namespace, record: GpuRecord, make: Callable[[Watch], 
     unsaid = sum(v.launch is not None and not v.launch_recorded for v in verdicts)
     if unsaid:
         say(_UNSAID.format(f"{entries(unsaid)} {'does' if unsaid == 1 else 'do'}"))
+    say(found.line)
     if watch.line():
         say(f"clocks: {watch.line()}")
     say(f"{entries(len(verdicts))}: " + ", ".join(f"{n} {s}" for s, n in sorted(counts.items())))

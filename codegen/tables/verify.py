@@ -97,8 +97,9 @@ def verify_entries(
 async def _verify(target: Target, entry: CheckedEntry, evaluator: Evaluator, default: Config, device: int) -> Verdict:
     kernels = class_of(entry.problem)
     for config in dict.fromkeys((entry.config, default)):
-        for step in (evaluator.screen(kernels, config, True), evaluator.confirm(kernels, config)):
-            result = await step
+        for again in (False, True):
+            checked = evaluator.confirm(kernels, config) if again else evaluator.screen(kernels, config, True)
+            result = await checked
             if isinstance(result, Failed) and config == entry.config:
                 return Verdict(entry.key, "failed", f"{result.kind}: {result.message}")
     times = await evaluator.finals(target, list(dict.fromkeys((entry.config, default))), device)

@@ -81,16 +81,17 @@ def test_other_programs_and_clocks_are_named_as_by_a_search(
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     # Before anything is timed: who reads it may stop here.
-    assert lines[0].startswith(f"read: {tables}/h200/gdn.json (1 entry)")
-    assert lines[1] == (
+    assert lines[0] == (
         f"warning: GPU 0 is shared with train (pid {TRAIN}, 300 MiB): times will be noisy, spreads say how much"
     )
-    assert lines[2].startswith(f"warning: GPU 0 is shared at the end with serve (pid {SERVE}, 70 MiB): ")
-    assert lines[3] == (
+    assert lines[1].startswith(f"warning: GPU 0 is shared at the end with serve (pid {SERVE}, 70 MiB): ")
+    assert lines[2].startswith("1 entry does not say how many heads and requests were timed")
+    assert lines[3] == f"read: {tables}/h200/gdn.json (1 entry)"
+    assert lines[4] == (
         "clocks: SM 1410 MHz, memory 3201 MHz, 84 C at final timings, SM 1980 MHz, memory 3201 MHz, 50 C when the run "
         "began; other programs were on GPU 0"
     )
-    assert lines[4] == "1 entry: 1 ok"
+    assert lines[5] == "1 entry: 1 ok"
     assert captured.out.startswith("ok      commit/gdn/")
 
 
@@ -127,4 +128,4 @@ def test_nothing_is_said_where_nobody_can_tell(
     assert cli.main(["--gpu", "h200", "--verify", "--only-out", "--json", "--out", str(tables)]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["device"] == {}
-    assert captured.err.splitlines()[1:] == ["1 entry: 1 ok"]
+    assert captured.err.splitlines()[2:] == ["1 entry: 1 ok"]

@@ -48,29 +48,30 @@ def test_own_entries_go_before_shipped_ones_and_both_count(
     own, _ = roots
     names = [str(r / "h200" / "gdn.json") for r in roots]
     assert [str(p) for p in find_tables(RECORD, own)] == names
-    said = f"read: {names[0]} (2 entries), {names[1]} (2 entries, 1 of them behind a table before it)\n"
+    said = f"read: {names[0]} (2 entries), {names[1]} (2 entries, 1 of them behind a table before it)"
+    assert read_tables(RECORD, own).line == said
     assert cli.main(["--gpu", "h200", "--show", "--json", "--out", str(own)]) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     assert [(t["path"], t["entries"], t["behind"]) for t in data["tables"]] == [(names[0], 2, 0), (names[1], 2, 1)]
     assert [(e["work"], e["median_us"]) for e in data["entries"]] == [(1, 1.0), (2, 2.0), (4, 30.0)]
-    assert captured.err == said
+    assert captured.err == ""
     assert cli.main(["--gpu", "h200", "--show", "--out", str(own)]) == 0
     captured = capsys.readouterr()
     assert captured.out.count(" n16 w2 ") == 1
     assert "2 entries, 1 of them behind a table before it, 1 measured" in captured.out
-    assert captured.err == said
+    assert captured.err == ""
 
 
 def test_scripts_are_of_the_entry_that_counts(roots: tuple[Path, Path], capsys: pytest.CaptureFixture[str]) -> None:
-    own, _ = roots
+    own, shipped = roots
     for problem, us in ((TWO, "2.00"), (THREE, "30.00")):
         assert cli.main(["--gpu", "h200", "--reproduce", problem.key(), "--out", str(own)]) == 0
-        captured = capsys.readouterr()
-        assert f"the table has {us}" in captured.out
-        assert captured.err.startswith("read: ")
+        script = capsys.readouterr().out
+        assert f"the table has {us}" in script
+        assert f"TABLE = {str((own if problem == TWO else shipped) / 'h200' / 'gdn.json')!r}" in script
     assert cli.main(["--gpu", "h200", "--reproduce", THREE.key(), "--only-out", "--out", str(own)]) == 0
-    assert "no table has" in capsys.readouterr().err
+    assert f"no table has {THREE.key()} (read: {own}/h200/gdn.json (2 entries))" in capsys.readouterr().err
     assert cli.main(["--gpu", "h200", "--reproduce", TWO.key(), "--json", "--out", str(own)]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["table"] == str(own / "h200" / "gdn.json")
