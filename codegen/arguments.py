@@ -132,7 +132,7 @@ def make_parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="SECONDS",
-        help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline",
+        help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline (but none with --exhaustive)",
     )
     much.add_argument("--seed", type=of.seed, default=0, metavar="N", help="of samplers and inputs; default 0")
     much.add_argument("--workers", type=int, metavar="N", help="processes that compile and check; default by cores")
@@ -184,7 +184,7 @@ def options_of(args: argparse.Namespace) -> Options:
         raise UsageError(f"--trials must be at least 1, got {trials}")
     budget = args.time_budget
     if budget is None:
-        budget = OFFLINE_BUDGET if args.offline else 0.0
+        budget = OFFLINE_BUDGET if args.offline and not args.exhaustive else 0.0
     if not 0 <= budget < float("inf"):
         raise UsageError(f"--time-budget must be a number of seconds, 0 or more, got {budget:g}")
     if args.workers is not None and args.workers < 1:

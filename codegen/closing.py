@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from bole_codegen.places import Files
@@ -23,8 +24,16 @@ from bole_codegen.search.results import PASSING_KINDS
 from bole_codegen.search.session import Session
 
 
+def document(session: Session, result: RunResult, exhaustive: Mapping[str, object] | None = None) -> str:
+    """Return all that a run found as one JSON document."""
+    paths = [str(p) for p in session.paths]
+    return as_json(result, session.record.key, session.evaluator.label, paths, exhaustive)
+
+
 def finish(args: argparse.Namespace, session: Session, result: RunResult, files: Files, command: str) -> bool:
     """Print what was found, write the report; return whether it could be written.
+
+    With ``--json`` and ``--exhaustive`` the document comes later, from :func:`document`: there is to be one.
 
     Args:
         args: of the command line.
@@ -75,7 +84,8 @@ def _summary(args: argparse.Namespace, session: Session, result: RunResult, file
     """Print the table, and say what is missing."""
     label = session.evaluator.label
     if args.json:
-        print(as_json(result, session.record.key, label, paths))
+        if not args.exhaustive:
+            print(document(session, result))
     elif result.entries:
         print(results_table(result.entries))
         print()

@@ -109,8 +109,18 @@ def offline_line(entries: Sequence[AnyEntry]) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
-    """Return a run as JSON for other programs."""
+def as_json(
+    result: RunResult, gpu: str, label: str, paths: Sequence[str], exhaustive: Mapping[str, object] | None = None
+) -> str:
+    """Return a run as one JSON document for other programs.
+
+    Args:
+        result: the run.
+        gpu: key.
+        label: ``measured`` or ``predicted``.
+        paths: tables written.
+        exhaustive: what came of trying everything, where that was asked for.
+    """
     data: dict[str, Any] = {
         "gpu": gpu,
         "label": label,
@@ -126,4 +136,6 @@ def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> st
         "missing": [{"bucket": b.target.problem.key(), "reason": b.reason} for b in result.buckets if b.entry is None],
         "entries": [{"key": e.key(), **msgspec.to_builtins(e)} for e in result.entries],
     }
+    if exhaustive is not None:
+        data["exhaustive"] = dict(exhaustive)
     return json.dumps(data, indent=2)

@@ -29,7 +29,7 @@ def finish(tmp_path: Path, buckets: list[BucketResult], targets: Any, report: Pa
         evaluator=SimpleNamespace(label="measured"), paths=[tmp_path / "t.json"], targets=targets, kept=[]
     )
     files = Files(storage="", log=str(tmp_path / "log"), report=report)
-    return closing.finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
+    return closing.finish(argparse.Namespace(json=False, exhaustive=False), session, result, files, "bole-tune")
 
 
 def test_the_table_comes_before_what_is_said_of_it_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
