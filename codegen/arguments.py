@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import argparse
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TypeVar
 
+from bole_codegen import option_types as of
 from bole_codegen.conv_arguments import add_conv_arguments, conv_ops, conv_targets, given
 from bole_codegen.presets import get_preset, load_presets
 from bole_codegen.search.kinds import SEARCHED_OPS, order
@@ -17,8 +17,6 @@ from bole_runtime import __version__
 from bole_runtime.families import KERNEL_FAMILIES, get_family
 from bole_runtime.kernels.problem import DTYPES, OPS, PRECISIONS
 from bole_runtime.kernels.variants import served
-
-T = TypeVar("T")
 
 #: Options of an explicit geometry of heads.
 _HEADS = ("hk", "hv", "dk", "dv")
@@ -63,40 +61,8 @@ MEASURED_EFFORTS = {"quick": Effort(14, 2, 2), "normal": Effort(22, 3, 3), "thor
 OFFLINE_EFFORTS = {"quick": Effort(5, 99, 1), "normal": Effort(8, 99, 2), "thorough": Effort(60, 99, 3)}
 #: What an explicit geometry is of, and whose models are searched, without ``--families``.
 DEFAULT_FAMILY = "gdn"
-#: Samplers take seeds below 2**32, and every bucket adds its place to that of the search.
-LARGEST_SEED = 2**31 - 1
 #: Seconds an offline search takes unless told otherwise.
 OFFLINE_BUDGET = 100.0
-
-
-def _list_of(kind: Callable[[str], T], allowed: Sequence[str] | None = None) -> Callable[[str], list[T]]:
-    def parse(text: str) -> list[T]:
-        words = [w.strip() for w in text.split(",") if w.strip()]
-        if not words:
-            raise argparse.ArgumentTypeError("an empty list")
-        for word in words:
-            if allowed is not None and word not in allowed:
-                raise argparse.ArgumentTypeError(f"{word!r} is not one of {', '.join(allowed)}")
-        try:
-            return [kind(w) for w in words]
-        except ValueError:
-            raise argparse.ArgumentTypeError(f"expected numbers separated by commas, got {text!r}") from None
-
-    return parse
-
-
-def _seed(text: str) -> int:
-    try:
-        value = int(text)
-    except ValueError:
-        raise argparse.ArgumentTypeError(f"expected a whole number, got {text!r}") from None
-    if not 0 <= value <= LARGEST_SEED:
-        raise argparse.ArgumentTypeError(f"{value} is not allowed; allowed: 0 to {LARGEST_SEED}")
-    return value
-
-
-def _words(*allowed: str) -> Callable[[str], list[str]]:
-    return _list_of(str, allowed)
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -107,13 +73,17 @@ def make_parser() -> argparse.ArgumentParser:
         epilog=_EXAMPLES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    numbers = _list_of(int)
+    numbers = of.list_of(int)
     gpu = parser.add_argument_group("GPU")
-    gpu.add_argument("--gpu", metavar="NAME", help="key or alias such as h100, h200; default, the GPU present")
+    gpu.add_argument(
+        "--gpu", type=of.name, metavar="NAME", help="key or alias such as h100, h200; default, the GPU present"
+    )
     gpu.add_argument("--offline", action="store_true", help="do without the GPU: compile for it and predict")
     gpu.add_argument("--devices", type=numbers, default=[0], metavar="LIST", help="CUDA indices; default 0")
     what = parser.add_argument_group("geometry (default: every shipped model of the families)")
-    what.add_argument("--model", action="append", default=[], metavar="NAME", help="model preset; may be repeated")
+    what.add_argument(
+        "--model", type=of.name, action="append", default=[], metavar="NAME", help="model preset; may be repeated"
+    )
     what.add_argument("--tp", type=int, default=1, metavar="N", help="tensor-parallel ranks of the models; default 1")
     for name, doc in (("hk", "key heads"), ("hv", "value heads"), ("dk", "key head dim"), ("dv", "value head dim")):
         what.add_argument(f"--{name}", type=int, metavar="N", help=f"explicit geometry: {doc}")
@@ -121,13 +91,13 @@ def make_parser() -> argparse.ArgumentParser:
     buckets = parser.add_argument_group("buckets (comma-separated lists)")
     buckets.add_argument(
         "--families",
-        type=_words(*KERNEL_FAMILIES),
+        type=of.words(*KERNEL_FAMILIES),
         metavar="LIST",
         help=f"of {', '.join(KERNEL_FAMILIES)}; default, the models', else {DEFAULT_FAMILY}",
     )
     buckets.add_argument(
         "--ops",
-        type=_words(*SEARCHED_OPS),
+        type=of.words(*SEARCHED_OPS),
         default=list(OPS),
         metavar="LIST",
         help=f"of {', '.join(SEARCHED_OPS)}; default {','.join(OPS)}",
@@ -136,19 +106,25 @@ def make_parser() -> argparse.ArgumentParser:
     buckets.add_argument(
         "--batch", type=numbers, default=list(BATCHES), metavar="LIST", help=f"default {','.join(map(str, BATCHES))}"
     )
-    buckets.add_argument("--precision", type=_words(*PRECISIONS), default=list(PRECISIONS), metavar="LIST", help="both")
     buckets.add_argument(
-        "--dtype", type=_words(*DTYPES), default=["bf16"], metavar="LIST", help="of q, k, v or x; bf16"
+        "--precision", type=of.words(*PRECISIONS), default=list(PRECISIONS), metavar="LIST", help="both"
     )
-    buckets.add_argument("--state-dtype", type=_words(*DTYPES), metavar="LIST", help="default, the model's, else fp32")
-    buckets.add_argument("--gates", type=_words("raw", "ready"), default=["raw"], metavar="LIST", help="default raw")
+    buckets.add_argument(
+        "--dtype", type=of.words(*DTYPES), default=["bf16"], metavar="LIST", help="of q, k, v or x; bf16"
+    )
+    buckets.add_argument(
+        "--state-dtype", type=of.words(*DTYPES), metavar="LIST", help="default, the model's, else fp32"
+    )
+    buckets.add_argument("--gates", type=of.words("raw", "ready"), default=["raw"], metavar="LIST", help="default raw")
     buckets.add_argument(
         "--pending", type=numbers, default=[0], metavar="LIST", help="pending-chain capacity; 0 (8 for up to 8 nodes)"
     )
     buckets.add_argument(
         "--depth", type=numbers, default=[], metavar="LIST", help="default, as deep as the nodes allow"
     )
-    buckets.add_argument("--shape", default="ragged", metavar="NAME", help="tree shape of the timings; default ragged")
+    buckets.add_argument(
+        "--shape", type=of.name, default="ragged", metavar="NAME", help="tree shape of the timings; default ragged"
+    )
     much = parser.add_argument_group("how much")
     much.add_argument("--effort", choices=("quick", "normal", "thorough"), default="normal", help="default normal")
     much.add_argument("--trials", type=int, metavar="N", help="candidates for each group of buckets that share kernels")
@@ -156,16 +132,17 @@ def make_parser() -> argparse.ArgumentParser:
         "--time-budget",
         type=float,
         metavar="SECONDS",
-        help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline",
+        help=f"for the whole run, 0 for none; default none, {OFFLINE_BUDGET:g} offline (but none with --exhaustive)",
     )
-    much.add_argument("--seed", type=_seed, default=0, metavar="N", help="of samplers and inputs; default 0")
+    much.add_argument("--seed", type=of.seed, default=0, metavar="N", help="of samplers and inputs; default 0")
     much.add_argument("--workers", type=int, metavar="N", help="processes that compile and check; default by cores")
     where = parser.add_argument_group("files")
-    where.add_argument("--out", type=Path, default=Path("tuned"), metavar="DIR", help="tables; default ./tuned")
-    where.add_argument("--report", type=Path, metavar="FILE", help="HTML report; default DIR/GPU/report.html")
+    where.add_argument("--out", type=of.path, default=Path("tuned"), metavar="DIR", help="tables; default ./tuned")
+    where.add_argument("--report", type=of.path, metavar="FILE", help="HTML report; default DIR/GPU/report.html")
     where.add_argument("--no-report", action="store_true", help="write no HTML report")
     where.add_argument(
         "--storage",
+        type=of.name,
         metavar="WHERE",
         help="finished evaluations: a journal file or a database URL; default, a user cache",
     )
@@ -175,13 +152,18 @@ def make_parser() -> argparse.ArgumentParser:
     tables = parser.add_argument_group("tables that exist (instead of a search); one of them")
     one = tables.add_mutually_exclusive_group()
     one.add_argument("--show", action="store_true", help="print the tables of the GPU")
-    one.add_argument("--diff", nargs=2, metavar=("OLD", "NEW"), help="what changed between two tables or folders")
-    one.add_argument("--explain", metavar="KEY", help="which entry a call of that bucket takes, and why")
-    one.add_argument("--reproduce", metavar="KEY", help="print a script that runs that kernel alone")
+    one.add_argument(
+        "--diff", type=of.path, nargs=2, metavar=("OLD", "NEW"), help="what changed between two tables or folders"
+    )
+    one.add_argument("--explain", type=of.key, metavar="KEY", help="which entry a call of that bucket takes, and why")
+    one.add_argument("--reproduce", type=of.key, metavar="KEY", help="print a script that runs that kernel alone")
     one.add_argument("--verify", action="store_true", help="check and time every entry on this GPU")
     one.add_argument("--stale", action="store_true", help="entries tuned for other templates, specs or schemas")
     one.add_argument(
         "--exhaustive", action="store_true", help="search one bucket, then try everything: how close did it come?"
+    )
+    tables.add_argument(
+        "--only-out", action="store_true", help="of tables that exist, read those in --out and none that is shipped"
     )
     show = parser.add_argument_group("output")
     show.add_argument("--json", action="store_true", help="print the result as JSON on stdout")
@@ -202,7 +184,7 @@ def options_of(args: argparse.Namespace) -> Options:
         raise UsageError(f"--trials must be at least 1, got {trials}")
     budget = args.time_budget
     if budget is None:
-        budget = OFFLINE_BUDGET if args.offline else 0.0
+        budget = OFFLINE_BUDGET if args.offline and not args.exhaustive else 0.0
     if not 0 <= budget < float("inf"):
         raise UsageError(f"--time-budget must be a number of seconds, 0 or more, got {budget:g}")
     if args.workers is not None and args.workers < 1:

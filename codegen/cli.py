@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 import os
 import shlex
 import signal
@@ -17,7 +16,7 @@ from optuna.exceptions import ExperimentalWarning
 
 from bole_codegen import actions
 from bole_codegen.arguments import UsageError, make_parser, options_of, targets_of
-from bole_codegen.closing import finish
+from bole_codegen.closing import document, finish
 from bole_codegen.measure.watch import Watch
 from bole_codegen.pipes import GONE, flush_output
 from bole_codegen.places import Files, check_report, files_of
@@ -31,7 +30,7 @@ from bole_codegen.search.journal import StorageError
 from bole_codegen.search.offline import OfflineEvaluator
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.pool import WorkerStartError
-from bole_codegen.search.quality import closeness_json, compare
+from bole_codegen.search.quality import Closeness, closeness_json, compare
 from bole_codegen.search.results import CandidateError
 from bole_codegen.search.session import Session
 from bole_codegen.tables import gather, predicted_gpu
@@ -41,8 +40,11 @@ from bole_runtime.gpus import GpuRecord
 from bole_runtime.kernels.variants import get_variant
 from bole_runtime.tables.checks import cache_dir
 from bole_runtime.tables.load import TableError
+from bole_runtime.tables.words import counted
 
 INTERRUPTED = 130
+#: Of the time budget, for the search of --exhaustive; the rest is for everything else there is.
+SEARCH_PART = 0.4
 
 
 def _evaluator(
@@ -62,6 +64,10 @@ def _session(args: argparse.Namespace, record: GpuRecord, files: Files, begun: f
     if files.report is not None:
         check_report(files.report, "--out" if args.report is None else "--report")
     if options.time_budget is not None:
+        if args.exhaustive:
+            # Both are within the budget, and a search beside nothing says nothing.
+            options = replace(options, time_budget=SEARCH_PART * options.time_budget)
+        assert options.time_budget is not None
         # What it took to start says how fast this machine is just now, and so how long the report will take.
         slow = max(WRITE_UP, 1.5 * (time.monotonic() - begun))
         options = replace(options, write_up=min(slow, 0.25 * options.time_budget))
@@ -119,20 +125,47 @@ def _act(args: argparse.Namespace, action: str) -> int:
     return actions.verify(args, record, lambda watch: _evaluator(args, record, files_of(args, record).log, watch))
 
 
-def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: Files) -> None:
-    """Try everything in the one bucket that was searched."""
-    assert session.driver is not None
-    evaluator = _evaluator(args, session.record, files.log)
+def _exhaust(args: argparse.Namespace, session: Session, result: RunResult, files: Files) -> Closeness:
+    """Try everything in the one bucket that was searched, in what is left of the time budget.
+
+    Raises:
+        ValueError: there is nothing to compare with, or no time.
+    """
+    if not result.buckets or session.driver is None:
+        raise ValueError("the search found nothing to compare")
 
     def tell(done: int, of: int) -> None:
         if not args.quiet and (done == of or done % 50 == 0):
-            say(f"exhaustive: {done} of {of} candidates")
+            say(f"exhaustive: {done} of {counted(of, 'candidate')}")
 
+    budget = options_of(args).time_budget
+    left = None if budget is None else max(0.0, budget - 1.0 - (time.monotonic() - (session.begun or 0.0)))
+    evaluator = _evaluator(args, session.record, files.log)
     try:
-        found = compare(session.driver.environment, evaluator, result.buckets[0], result.tried, tell)
+        searched = result.buckets[0]
+        return compare(session.driver.environment, evaluator, searched, result.tried, tell, seconds=left)
     finally:
         evaluator.close()
-    print(json.dumps({**closeness_json(found)}) if args.json else str(found))
+
+
+def _closeness(args: argparse.Namespace, session: Session, result: RunResult, files: Files, interrupted: bool) -> int:
+    """Say how close the search came to trying everything; with ``--json``, in the document of the search."""
+    found: dict[str, object] = {"error": "interrupted"}
+    status = INTERRUPTED
+    try:
+        if not interrupted:
+            closeness = _exhaust(args, session, result, files)
+            found, status = closeness_json(closeness), 0
+            if not args.json:
+                print(closeness)
+    except KeyboardInterrupt:
+        say("interrupted while everything was tried, which is not kept; what the search found is in its table")
+    except (ValueError, WorkerStartError, CandidateError) as error:
+        found, status = {"error": str(error)}, 1
+        say(f"bole-tune: --exhaustive: {error}")
+    if args.json:
+        print(document(session, result, found))
+    return status
 
 
 def _run(args: argparse.Namespace, command: str, begun: float) -> int:
@@ -143,6 +176,14 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
     files = files_of(args, record)
     session = _session(args, record, files, begun)
     previous = signal.signal(signal.SIGTERM, _interrupt)
+    try:
+        return _search(args, session, files, command)
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def _search(args: argparse.Namespace, session: Session, files: Files, command: str) -> int:
+    """Search, and say what was found."""
     ended: KeyboardInterrupt | StorageError | None = None
     try:
         result = session.run()
@@ -153,18 +194,18 @@ def _run(args: argparse.Namespace, command: str, begun: float) -> int:
         ended = error
     finally:
         session.evaluator.close()
-        signal.signal(signal.SIGTERM, previous)
     session.watch.end()
     written = finish(args, session, result, files, command)
+    status = 0 if result.entries and written else 1
+    if args.exhaustive:
+        status = _closeness(args, session, result, files, ended is not None) or status
     if isinstance(ended, StorageError):
         raise ended
     if ended is not None:
         where = "a database" if "://" in files.storage else files.storage
         say(f"interrupted. Finished evaluations are kept in {where}; to go on from there:\n    {command}")
         return INTERRUPTED
-    if args.exhaustive and result.entries:
-        _exhaust(args, session, result, files)
-    return 0 if result.entries and written else 1
+    return status
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import os
+from collections.abc import Mapping
 from pathlib import Path
 
 from bole_codegen.places import Files
@@ -21,10 +22,19 @@ from bole_codegen.search.ledger import describe
 from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import PASSING_KINDS
 from bole_codegen.search.session import Session
+from bole_runtime.tables.words import counted, entries
+
+
+def document(session: Session, result: RunResult, exhaustive: Mapping[str, object] | None = None) -> str:
+    """Return all that a run found as one JSON document."""
+    paths = [str(p) for p in session.paths]
+    return as_json(result, session.record.key, session.evaluator.label, paths, exhaustive)
 
 
 def finish(args: argparse.Namespace, session: Session, result: RunResult, files: Files, command: str) -> bool:
     """Print what was found, write the report; return whether it could be written.
+
+    With ``--json`` and ``--exhaustive`` the document comes later, from :func:`document`: there is to be one.
 
     Args:
         args: of the command line.
@@ -75,13 +85,14 @@ def _summary(args: argparse.Namespace, session: Session, result: RunResult, file
     """Print the table, and say what is missing."""
     label = session.evaluator.label
     if args.json:
-        print(as_json(result, session.record.key, label, paths))
+        if not args.exhaustive:
+            print(document(session, result))
     elif result.entries:
         print(results_table(result.entries))
         print()
     for line in missing_lines(result, len(session.targets)):
         say(line)
-    say(f"{result.tried} candidates in {result.seconds:.0f} s; {failures_line(result.failures)}")
+    say(f"{counted(result.tried, 'candidate')} in {result.seconds:.0f} s; {failures_line(result.failures)}")
     if result.resumed:
         say(earlier_line(result))
     if result.spent:
@@ -93,7 +104,8 @@ def _summary(args: argparse.Namespace, session: Session, result: RunResult, file
     if any(result.failures.get(kind) for kind in PASSING_KINDS):
         say("some candidates had no turn on the device, which others used; the same command tries them again")
     if session.kept:
-        say(f"{len(session.kept)} measured entries were kept: a prediction never replaces a measurement")
+        were = "was" if len(session.kept) == 1 else "were"
+        say(f"{entries(len(session.kept), 'measured')} {were} kept: a prediction never replaces a measurement")
     if result.out_of_time:
         say("the time budget ended the search; the same command goes on from here, --time-budget gives it longer")
     for path in paths:

@@ -34,12 +34,12 @@ def gpu_of(args: argparse.Namespace) -> GpuRecord:
     if len(set(args.devices)) != len(args.devices):
         raise UsageError(f"--devices names a device twice: {','.join(map(str, args.devices))}")
     try:
-        named = gpus.get(args.gpu) if args.gpu else None
+        named = None if args.gpu is None else gpus.get(args.gpu)
     except UnknownGpuError as error:
         raise UsageError(str(error)) from error
     if named is not None and not named.supported:
         raise UsageError(f"{named.title} is not supported: {named.reason}")
-    without = [f"--{a}" for a in ("offline", "show", "explain", "reproduce") if getattr(args, a)]
+    without = [f"--{a}" for a in ("offline", "show", "explain", "reproduce") if getattr(args, a) not in (None, False)]
     if without:
         if named is None:
             raise UsageError(f"{without[0]} needs --gpu, the GPU to work for")

@@ -12,6 +12,7 @@ import itertools
 import os
 import stat
 import tempfile
+import warnings
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,12 +88,16 @@ def _import(name: str, path: Path) -> Any:
 
 
 def _write(path: Path, text: str) -> None:
-    if path.exists() and path.read_text() == text:
+    if path.is_file() and path.read_bytes() == text.encode():
         return
     handle, temporary = tempfile.mkstemp(dir=path.parent, suffix=".py")
-    with os.fdopen(handle, "w") as file:
-        file.write(text)
-    os.replace(temporary, path)
+    with os.fdopen(handle, "wb") as file:
+        file.write(text.encode())
+    try:
+        os.replace(temporary, path)
+    except OSError:  # As where a folder has the name.
+        os.unlink(temporary)
+        raise
 
 
 def import_kernel(name: str, source: str) -> Any:
@@ -105,23 +110,56 @@ def import_kernel(name: str, source: str) -> Any:
     return _import(name, path)
 
 
+class KernelWarning(UserWarning):
+    """A kernel that the package ships cannot be used as it is, and is rendered anew."""
+
+
+def _text(path: Path) -> str | None:
+    """Return the text of a shipped kernel, None where it cannot be read, which is warned of."""
+    try:
+        if path.is_file():
+            return path.read_text(encoding="utf-8")
+        why = "is a folder" if path.is_dir() else "is no file" if os.path.lexists(path) else "is missing"
+    except UnicodeDecodeError:
+        why = "is no text"
+    except OSError as error:
+        why = f"cannot be read: {error.strerror or error}"
+    _warn(path, why)
+    return None
+
+
+@functools.lru_cache(maxsize=1024)
+def _warn(path: Path, why: str) -> None:
+    """Warn of a damaged kernel, once a process."""
+    text = f"bole: the shipped kernel {path} {why}; it is rendered anew (installing Bole again repairs it)"
+    warnings.warn(text, KernelWarning, stacklevel=2)
+
+
 def _is_of(path: Path, plan: KernelPlan) -> bool:
     """Whether a shipped kernel was rendered for a plan, as its header tells: a table may name any of them.
 
-    A file that was edited is no such kernel: its name ends in the hash of its code.
+    A file that was edited or is damaged is no such kernel: its name ends in the hash of its code.
     """
+    text = _text(path)
+    if text is None:
+        return False
     context, options = plan.context, f"num_warps={plan.num_warps} num_stages={plan.num_stages}"
-    text = path.read_text()
+    whole = kernel_hash(text, path.stem, plan.options).startswith(path.stem.rpartition("_")[2])
     header = set(itertools.takewhile(lambda line: line.startswith("#"), text.splitlines()))
     wanted = (f"spec: {context['spec_line']}", f"config: {context['config_line']}", f"launch: {options}")
     if any(f"# {line}" not in header for line in wanted):
+        # That of another configuration has a header of its own.
+        if not header:
+            _warn(path, "is damaged or was edited: it has no header")
         return False
-    return kernel_hash(text, path.stem, plan.options).startswith(path.stem.rpartition("_")[2])
+    if not whole:
+        _warn(path, "is damaged or was edited: its name ends in another hash than its code has")
+    return whole
 
 
 def _templates_changed(path: Path) -> bool:
     """Whether the templates are others than those a shipped kernel was rendered from: it may be outdated."""
-    return f"# template hash: {template_hash()}\n" not in path.read_text()[:2000] and template_hash() != ""
+    return f"# template hash: {template_hash()}\n" not in (_text(path) or "")[:2000] and template_hash() != ""
 
 
 @dataclass(frozen=True)

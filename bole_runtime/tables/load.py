@@ -31,6 +31,8 @@ VariantLookup = Callable[[str], Iterable[Variant]]
 _PLAIN_NAME = re.compile(r"\A[a-z0-9][a-z0-9_-]{0,63}\Z")
 _FIELD = re.compile(r" - at (?:`key` in )?`(?P<path>[^`]*)`\Z")
 # One entry a block: these groups of fields share a line, so that a diff shows what changed and nothing else.
+# Left out where an entry does not say it, as entries of before do not: their files keep their bytes.
+_LAUNCH: tuple[str, ...] = ("hk", "hv", "batch", "shape")
 _LINES: tuple[tuple[str, ...], ...] = (
     (
         "op",
@@ -51,6 +53,7 @@ _LINES: tuple[tuple[str, ...], ...] = (
     ),
     ("nodes", "depth", "pending", "work"),
     ("variant", "params", "timed_channels"),
+    _LAUNCH,
     ("median_us", "spread_us", "floor_us", "ratio", "error", "default_us", "margin", "label", "trials"),
     ("runner_up",),
     ("transferred_from",),
@@ -283,10 +286,14 @@ def dump(table: TableFile) -> bytes:
         for holder in (entry, entry["runner_up"] or {}):
             if "params" in holder:
                 holder["params"] = dict(sorted(holder["params"].items()))
+        for name in _LAUNCH:
+            if entry.get(name, "") is None:
+                del entry[name]
         lines = []
         for group in _LINES:
             fields = [f"{json.dumps(n)}: {json.dumps(entry[n], ensure_ascii=False)}" for n in group if n in entry]
-            lines.append("      " + ", ".join(fields))
+            if fields:
+                lines.append("      " + ", ".join(fields))
         blocks.append("    {\n" + ",\n".join(lines) + "\n    }")
     body = "[\n" + ",\n".join(blocks) + "\n  ]" if blocks else "[]"
     return (head[: head.rindex("\n}")] + f',\n  "entries": {body}\n}}\n').encode()

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Variant
 from bole_runtime.tables.kinds import kind_of
+from bole_runtime.tables.words import entries
 
 if TYPE_CHECKING:
     from bole_runtime.tables.load import CheckedEntry, LoadedTable
@@ -37,10 +38,12 @@ class Tables:
         self._variants = variants
         self._warn = warn
         self._tables: dict[tuple[Path, str, str], LoadedTable | None] = {}
+        self._files: dict[tuple[str, str, str], Path] = {}
 
     def clear(self) -> None:
         """Forget every table read."""
         self._tables.clear()
+        self._files.clear()
 
     def ranked(self, problem: Specialisation, keys: Iterable[str]) -> Iterator[tuple[str, CheckedEntry]]:
         """Yield (GPU key, entry), nearest first, whether or not an entry can run here.
@@ -74,7 +77,8 @@ class Tables:
 
             table = None
             path = table_path(root, key, name)
-            if _is_there(path):
+            # A file that two folders hold by links counts in the first alone.
+            if _is_there(path) and self._files.setdefault((os.path.realpath(path), key, name), root) == root:
                 try:
                     table = load_table(path, self._variants)
                 except TableError as error:
@@ -85,7 +89,8 @@ class Tables:
                 if table is not None and table.skipped:
                     field, reason = table.skipped[0]
                     count = len(table.skipped)
-                    self._warn(f"file {path}", f"{path}: {count} entries are not usable, first {field}: {reason}")
+                    many = f"{entries(count)} {'is' if count == 1 else 'are'}"
+                    self._warn(f"file {path}", f"{path}: {many} not usable, first {field}: {reason}")
             self._tables[place] = table
         return self._tables[place]
 

@@ -18,6 +18,7 @@ from bole_runtime.kernels.problem import (
     SMALL,
     Problem,
     Specialisation,
+    work_bucket,
 )
 
 #: Raised by one whenever a reader of the previous version would misread a file.
@@ -44,6 +45,9 @@ Word64 = Annotated[str, Meta(max_length=64)]
 #: Tile parameters as a file holds them. Names and values are checked against the variant's declaration afterwards.
 ParamValue = bool | SmallInt | Word64
 DType = Literal["bf16", "fp16", "fp32"]
+Batch = Annotated[int, Meta(ge=1, le=1 << 20)]
+#: Name of a tree shape, or branching factors a level.
+Shape = Annotated[str, Meta(pattern=r"\A[a-z0-9,]{1,64}\Z")]
 
 
 class KernelRef(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=True):
@@ -79,6 +83,11 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
         trials: configurations tried.
         triton: Triton version, where it differs from the file's.
         date: day of the measurement, where it differs from the file's.
+        hk: key heads of the launch that was timed. A bucket has many launches: of 12 heads and of 16, say. Of this and
+            the next three, all are None in entries that were written before they said so.
+        hv: its value heads.
+        batch: its requests.
+        shape: shape of its trees.
     """
 
     op: Literal["verify", "commit"]
@@ -110,6 +119,10 @@ class Entry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only=Tru
     trials: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     triton: Version | None = None
     date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")] | None = None
+    hk: Dim | None = None
+    hv: Dim | None = None
+    batch: Batch | None = None
+    shape: Shape | None = None
 
     def problem(self) -> Problem:
         """Return the problem that this entry was made for."""
@@ -139,6 +152,8 @@ class ConvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
     Attributes:
         timed_channels: channels of the launch that was timed, at most the bucket's.
+        batch: its requests, None in entries that were written before they said so.
+        shape: shape of its trees, None as ``batch``.
 
     The others are those of :class:`Entry`.
     """
@@ -172,6 +187,8 @@ class ConvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
     trials: Annotated[int, Meta(ge=0, le=10_000_000)] = 0
     triton: Version | None = None
     date: Annotated[str, Meta(pattern=r"\A\d{4}-\d{2}-\d{2}\Z")] | None = None
+    batch: Batch | None = None
+    shape: Shape | None = None
 
     @property
     def family(self) -> str:
@@ -188,6 +205,13 @@ class ConvEntry(msgspec.Struct, frozen=True, forbid_unknown_fields=True, kw_only
 
 
 AnyEntry = Entry | ConvEntry
+
+
+def launch_of(entry: AnyEntry) -> dict[str, int | str] | None:
+    """Return the launch that an entry was timed with, None where the entry does not say it."""
+    names = ("timed_channels", "batch", "shape") if isinstance(entry, ConvEntry) else ("hk", "hv", "batch", "shape")
+    found = {name: getattr(entry, name) for name in names}
+    return None if None in found.values() else found
 
 
 def entry_type(op: str) -> type[Entry] | type[ConvEntry]:
@@ -261,4 +285,21 @@ def bucket_reason(entry: AnyEntry) -> str | None:
             return f"{name} = {value} is not a power of two"
     if isinstance(entry, ConvEntry) and entry.length < entry.width - 1:
         return f"a state of length {entry.length} is too short for a width of {entry.width}"
+    return _launch_reason(entry)
+
+
+def _launch_reason(entry: AnyEntry) -> str | None:
+    """Return why the launch of an entry is none of its bucket, or None."""
+    if isinstance(entry, ConvEntry):
+        said, heads = {"batch": entry.batch, "shape": entry.shape}, 1
+    else:
+        said = {"hk": entry.hk, "hv": entry.hv, "batch": entry.batch, "shape": entry.shape}
+        heads = entry.hv or 1
+        if entry.hk is not None and entry.hv is not None and entry.hv != entry.hk * entry.group:
+            return f"hk = {entry.hk} and hv = {entry.hv} are not of HV/HK = {entry.group}"
+    missing = [name for name, value in said.items() if value is None]
+    if missing:
+        return None if len(missing) == len(said) else f"a launch has {', '.join(said)}; {', '.join(missing)} is missing"
+    if work_bucket(entry.batch or 1, heads) != entry.work:
+        return f"a launch of batch = {entry.batch} is not of work = {entry.work}"
     return None

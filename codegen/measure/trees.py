@@ -67,6 +67,11 @@ def _ragged(nodes: int, rng: np.random.Generator) -> NDArray[np.int32]:
     return np.where(parents >= 0, position[np.maximum(parents, 0)], -1).astype(np.int32)
 
 
+def shape_name(shape: str) -> str:
+    """Return the name of a shape without brackets and blanks."""
+    return shape.strip().strip("[]").replace(" ", "")
+
+
 def make_parents(shape: str, batch: int, nodes: int, seed: int = 0) -> NDArray[np.int32]:
     """Build parents ``[batch, nodes]`` (int32, -1 for the root).
 
@@ -83,7 +88,7 @@ def make_parents(shape: str, batch: int, nodes: int, seed: int = 0) -> NDArray[n
     """
     if batch < 0 or nodes < 1:
         raise ValueError(f"need batch >= 0 and nodes >= 1, got {batch} and {nodes}")
-    name = shape.strip().strip("[]").replace(" ", "")
+    name = shape_name(shape)
     index = np.arange(nodes, dtype=np.int32)
     if name == "chain":
         row = index - 1

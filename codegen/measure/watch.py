@@ -10,6 +10,7 @@ from dataclasses import dataclass, field
 
 from bole_codegen.measure.clocks import Clocks, GpuProcess, clocks_at, gpu_addresses, processes_at
 from bole_codegen.measure.others import names_of, own_processes, strangers
+from bole_runtime.tables.words import counted
 
 #: A GPU is read for at most one part in so many of the time: nvidia-smi can take half a second.
 SELDOM = 10.0
@@ -138,7 +139,7 @@ class Watch:
         """Return what a report says of the devices, by name; empty texts where nobody could tell."""
         parts = {
             "clocks when the run began": [(g, g.begun, "") for g in self._gpus],
-            "clocks at final timings": [(g, g.finals, f" ({len(g.finals)} readings)") for g in self._gpus],
+            "clocks at final timings": [(g, g.finals, f" ({counted(len(g.finals), 'reading')})") for g in self._gpus],
             "clocks at the end": [(g, g.ended, "") for g in self._gpus],
         }
         facts = {

@@ -16,6 +16,7 @@ from bole_codegen.tables.writer import write_atomically
 from bole_runtime.gpus import GpuRecord
 from bole_runtime.tables.load import order
 from bole_runtime.tables.schema import AnyEntry
+from bole_runtime.tables.words import counted
 
 _BEGIN = "<!doctype html>"
 _STYLE = """
@@ -43,7 +44,7 @@ def _gain(entries: Sequence[AnyEntry]) -> str:
     better = sum(e.default_us is not None and e.median_us < e.default_us for e in entries)
     broken = sum(e.default_us is None for e in entries)
     also = f", which cannot run in {broken} more" if broken else ""
-    return f"Faster than the analytic default in {better} of {len(entries)} buckets{also}."
+    return f"Faster than the analytic default in {better} of {counted(len(entries), 'bucket')}{also}."
 
 
 def _line(tag: str, values: Sequence[str], numeric: Collection[int]) -> str:

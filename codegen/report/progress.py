@@ -51,7 +51,7 @@ class _Counting(Progress):
         self.candidates, self.buckets = candidates, buckets
         self.note(
             f"{_count(buckets, 'bucket')} in {_count(classes, 'group')} with kernels of its own, "
-            f"up to {candidates} candidates"
+            f"up to {_count(candidates, 'candidate')}"
             + (f"; {_count(finished, 'bucket')} finished by an earlier run" if finished else "")
         )
 
@@ -125,8 +125,9 @@ class LineProgress(_Counting):
         eta = f", about {left:.0f} s left" if 0 < left < float("inf") else ""
         best = f"; last improvement {self.last_best}" if self.last_best else ""
         self.note(
-            f"[{elapsed:5.0f} s] {self.tried} of up to {self.candidates} candidates ({rate:.1f} a second{eta}); "
-            f"{self.failures()}; {self.done} of {self.buckets} buckets done{best}"
+            f"[{elapsed:5.0f} s] {self.tried} of up to {_count(self.candidates, 'candidate')} "
+            f"({rate:.1f} a second{eta}); "
+            f"{self.failures()}; {self.done} of {_count(self.buckets, 'bucket')} done{best}"
         )
 
 

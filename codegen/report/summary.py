@@ -14,6 +14,7 @@ from bole_codegen.search.outcome import RunResult
 from bole_codegen.search.results import KINDS
 from bole_runtime.tables.load import order
 from bole_runtime.tables.schema import AnyEntry
+from bole_runtime.tables.words import counted
 
 HEADERS = ("bucket", "default us", "tuned us", "floor us", "ratio", "error", "variant")
 
@@ -62,8 +63,13 @@ def failures_line(failures: Mapping[str, int]) -> str:
 
 def earlier_line(result: RunResult) -> str:
     """Say what a run took from earlier ones."""
-    buckets = f"; {result.reused} of {len(result.buckets)} buckets were finished by then" if result.reused else ""
-    return f"taken over from earlier runs: {result.resumed} evaluations{buckets}"
+    were = "was" if result.reused == 1 else "were"
+    buckets = (
+        f"; {result.reused} of {counted(len(result.buckets), 'bucket')} {were} finished by then"
+        if result.reused
+        else ""
+    )
+    return f"taken over from earlier runs: {counted(result.resumed, 'evaluation')}{buckets}"
 
 
 def missing_lines(result: RunResult, asked: int) -> list[str]:
@@ -74,7 +80,7 @@ def missing_lines(result: RunResult, asked: int) -> list[str]:
         asked: buckets of the run.
     """
     gone = asked - len(result.entries)
-    lines = [f"{gone} of {asked} buckets {'has' if gone == 1 else 'have'} no entry"] if gone else []
+    lines = [f"{gone} of {counted(asked, 'bucket')} {'has' if gone == 1 else 'have'} no entry"] if gone else []
     reasons: dict[str, list[str]] = {}
     for bucket in result.buckets:
         if bucket.entry is None:
@@ -91,7 +97,9 @@ def offline_line(entries: Sequence[AnyEntry]) -> str:
     broken = sum(e.default_us is None for e in entries)
     kept = len(entries) - changed - broken
     parts = (
-        [f"the analytic default compiles for this GPU and is kept in {kept} of {len(entries)} buckets"] if kept else []
+        [f"the analytic default compiles for this GPU and is kept in {kept} of {counted(len(entries), 'bucket')}"]
+        if kept
+        else []
     )
     if changed:
         parts.append(f"something the model is sure is faster replaces it in {changed}")
@@ -109,8 +117,18 @@ def offline_line(entries: Sequence[AnyEntry]) -> str:
     return "\n".join(lines)
 
 
-def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> str:
-    """Return a run as JSON for other programs."""
+def as_json(
+    result: RunResult, gpu: str, label: str, paths: Sequence[str], exhaustive: Mapping[str, object] | None = None
+) -> str:
+    """Return a run as one JSON document for other programs.
+
+    Args:
+        result: the run.
+        gpu: key.
+        label: ``measured`` or ``predicted``.
+        paths: tables written.
+        exhaustive: what came of trying everything, where that was asked for.
+    """
     data: dict[str, Any] = {
         "gpu": gpu,
         "label": label,
@@ -126,4 +144,6 @@ def as_json(result: RunResult, gpu: str, label: str, paths: Sequence[str]) -> st
         "missing": [{"bucket": b.target.problem.key(), "reason": b.reason} for b in result.buckets if b.entry is None],
         "entries": [{"key": e.key(), **msgspec.to_builtins(e)} for e in result.entries],
     }
+    if exhaustive is not None:
+        data["exhaustive"] = dict(exhaustive)
     return json.dumps(data, indent=2)

@@ -40,11 +40,12 @@ class Convolution:
         """Kernels serve any number of channels and nodes, but which configurations are valid depends on them."""
         return problem.replace(work=1)
 
-    def target_of(self, problem: ConvProblem, timed: int | None = None) -> Target:
-        """A launch of the channels that were timed, else of the bucket's."""
-        from bole_codegen.search.targets import Target
+    def target_of(self, problem: ConvProblem, timed: Mapping[str, Any]) -> Target:
+        """See :class:`Kind`; without more, a launch of the bucket's channels."""
+        from bole_codegen.search.targets import USUAL_SHAPE, Target
 
-        return Target(problem, 1, timed or problem.channels, problem.work)
+        channels, batch = timed.get("timed_channels", problem.channels), timed.get("batch", problem.work)
+        return Target(problem, 1, channels, batch, timed.get("shape", USUAL_SHAPE))
 
     def shared(self, target: Target) -> Target:
         """Every target has inputs of its own."""
@@ -52,7 +53,9 @@ class Convolution:
 
     def values(self, target: Target) -> dict[str, Any]:
         """See :class:`Kind`."""
-        return {"timed_channels": target.hv}
+        from bole_codegen.measure.trees import shape_name
+
+        return {"timed_channels": target.hv, "batch": target.batch, "shape": shape_name(target.shape)}
 
     def check(self, problem: ConvProblem, device: Any, seed: int) -> ConvCase:
         """See :class:`Kind`."""

@@ -67,14 +67,14 @@ class Kind(Protocol):
     def class_of(self, problem: Any) -> Specialisation:
         """Return the representative of all problems that a search tells apart by time alone."""
 
-    def target_of(self, problem: Any, timed: int | None = None) -> Target:
-        """Return a launch that falls into a bucket; ``timed`` as in :class:`~bole_runtime.tables.schema.ConvEntry`."""
+    def target_of(self, problem: Any, timed: Mapping[str, Any]) -> Target:
+        """Return a launch that falls into a bucket: that of ``timed``, which is as :meth:`values` or lacks some."""
 
     def shared(self, target: Target) -> Target:
         """Return the target that stands for all with the same inputs."""
 
     def values(self, target: Target) -> dict[str, Any]:
-        """Return what an entry holds of the launch, beside key and times."""
+        """Return what an entry holds of the launch, beside key and times: all that tells the target again."""
 
     def check(self, problem: Any, device: Any, seed: int) -> Check:
         """Draw the check of a class."""

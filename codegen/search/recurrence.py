@@ -38,22 +38,22 @@ class Recurrence:
         """Buckets that differ only in work and depth have the same kernels."""
         return problem.replace(work=1, depth=problem.nodes)
 
-    def target_of(self, problem: Problem, timed: int | None = None) -> Target:
-        """See :class:`Kind`."""
-        from bole_codegen.search.targets import Target
+    def target_of(self, problem: Problem, timed: Mapping[str, Any]) -> Target:
+        """See :class:`Kind`; without more, heads of a usual model."""
+        from bole_codegen.search.targets import USUAL_SHAPE, Target
 
-        del timed
-        hk, hv, batch = geometry(problem)
-        return Target(problem, hk, hv, batch)
+        hk, hv, batch = (timed[n] for n in ("hk", "hv", "batch")) if "hk" in timed else geometry(problem)
+        return Target(problem, hk, hv, batch, timed.get("shape", USUAL_SHAPE))
 
     def shared(self, target: Target) -> Target:
         """The precision profile changes kernels, not inputs."""
         return replace(target, problem=target.problem.replace(precision="fast"))
 
     def values(self, target: Target) -> dict[str, Any]:
-        """Nothing."""
-        del target
-        return {}
+        """See :class:`Kind`."""
+        from bole_codegen.measure.trees import shape_name
+
+        return {"hk": target.hk, "hv": target.hv, "batch": target.batch, "shape": shape_name(target.shape)}
 
     def check(self, problem: Problem, device: Any, seed: int) -> CheckCase:
         """See :class:`Kind`."""

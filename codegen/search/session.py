@@ -139,7 +139,11 @@ class Session:
             if merge.path not in self.paths:
                 self.paths.append(merge.path)
             self.kept += merge.kept
-        write_kernels(self.out / self.record.key, render, self.variants)
+        try:
+            write_kernels(self.out / self.record.key, render, self.variants)
+        except OSError as error:
+            # They are for people to read, and the table is written: no reason to lose the rest of a search.
+            self.progress.note(f"the kernels of the table cannot be written beside it: {error}")
 
     def _hints(self) -> Callable[[Target], Hints]:
         roots = tuple(dict.fromkeys((self.out, *tuned_roots())))

@@ -27,6 +27,10 @@ BATCHES: tuple[int, ...] = (1, 4, 8, 16, 32, 64, 128, 256)
 MAX_SIZE = 4096
 #: Requests of one launch; more would only take memory to time.
 MAX_BATCH = 65536
+#: Tree shape of a launch unless it is told.
+USUAL_SHAPE = "ragged"
+#: Characters of the name of a shape, which entries hold.
+MAX_SHAPE = 64
 
 
 @dataclass(frozen=True)
@@ -65,7 +69,7 @@ class Target:
     hk: int
     hv: int
     batch: int
-    shape: str = "ragged"
+    shape: str = USUAL_SHAPE
 
     @property
     def kernels(self) -> Specialisation:
@@ -157,10 +161,21 @@ def _capacities(
     batch_list = sorted({_least(b, 1, "batch") for b in batches})
     if batch_list and batch_list[-1] > MAX_BATCH:
         raise ValueError(f"batch = {batch_list[-1]} is above the largest supported value, {MAX_BATCH}")
-    from bole_codegen.measure.trees import make_parents
-
-    make_parents(shape, 1, 1)  # Refuses an unknown shape.
+    check_shape(shape)
     return node_list, pending_list, batch_list
+
+
+def check_shape(shape: str) -> None:
+    """Refuse a tree shape that cannot be made.
+
+    Raises:
+        ValueError: it is unknown, or its name is too long for an entry.
+    """
+    from bole_codegen.measure.trees import make_parents, shape_name
+
+    make_parents(shape, 1, 1)
+    if len(shape_name(shape)) > MAX_SHAPE:
+        raise ValueError(f"shape {shape!r} is longer than the {MAX_SHAPE} characters that a table holds")
 
 
 def _least(value: int, least: int, name: str) -> int:

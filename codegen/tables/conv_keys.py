@@ -2,21 +2,43 @@
 
 from __future__ import annotations
 
-import re
-
+from bole_codegen.tables.key_parts import NUMBER, WORD, Form, Part, read_parts
 from bole_runtime.kernels.conv_problem import CONV_OPS, MAX_CHANNELS, MAX_STATE, SWITCHES, WIDTHS, ConvProblem
 from bole_runtime.kernels.problem import DTYPES, NODE_BUCKETS, PENDING_BUCKETS, bucket, work_bucket
 
-CONV_EXAMPLE = "tree_conv/c8192-w4-l3/bf16-sbf16/silu/n16-p0-w8"
-_KEY = re.compile(
-    r"(?P<op>[a-z_]+)/c(?P<channels>\d+)-w(?P<width>\d+)-l(?P<length>\d+)"
-    r"/(?P<in_dtype>[a-z0-9]+)-s(?P<state_dtype>[a-z0-9]+)/(?P<switches>[a-z-]+)/n(?P<nodes>\d+)-p(?P<pending>\d+)-w(?P<work>\d+)"
+_OP = Part("an operation", rf"(?P<op>{WORD})", "tree_conv")
+_SWITCHES = Part(f"plain or {', '.join(SWITCHES)}", r"(?P<switches>[a-z-]+)", "silu")
+_SHAPE = rf"c(?P<channels>{NUMBER})-w(?P<width>{NUMBER})-l(?P<length>{NUMBER})"
+_KEY = Form(
+    "/",
+    (
+        _OP,
+        Part("channels, width and length of the state", _SHAPE, "c8192-w4-l3"),
+        Part("the types of x and of the state", rf"(?P<in_dtype>{WORD})-s(?P<state_dtype>{WORD})", "bf16-sbf16"),
+        _SWITCHES,
+        Part(
+            "nodes, pending chain and B",
+            rf"n(?P<nodes>{NUMBER})-p(?P<pending>{NUMBER})-w(?P<work>{NUMBER})",
+            "n16-p0-w8",
+        ),
+    ),
 )
-_NAME = re.compile(
-    r"(?P<op>[a-z_]+) (?P<channels>\d+)x(?P<width>\d+) l(?P<length>\d+)"
-    r" (?P<in_dtype>[a-z0-9]+)/(?P<state_dtype>[a-z0-9]+) (?P<switches>[a-z-]+)"
-    r" n(?P<nodes>\d+)(?: p(?P<pending>\d+))? w(?P<work>\d+)"
+_NAME = Form(
+    " ",
+    (
+        _OP,
+        Part("channels x width", rf"(?P<channels>{NUMBER})x(?P<width>{NUMBER})", "8192x4"),
+        Part("length of the state", rf"l(?P<length>{NUMBER})", "l3"),
+        Part("the types of x and of the state", rf"(?P<in_dtype>{WORD})/(?P<state_dtype>{WORD})", "bf16/bf16"),
+        _SWITCHES,
+        Part(
+            "nodes, a pending chain, if any, and B",
+            rf"n(?P<nodes>{NUMBER})(?: p(?P<pending>{NUMBER}))? w(?P<work>{NUMBER})",
+            "n16 w8",
+        ),
+    ),
 )
+CONV_EXAMPLE = _KEY.example
 
 
 def parse_conv(text: str) -> ConvProblem:
@@ -25,13 +47,8 @@ def parse_conv(text: str) -> ConvProblem:
     Raises:
         ValueError: it is neither, or names something that no kernel serves.
     """
-    found = _KEY.fullmatch(text.strip()) or _NAME.fullmatch(" ".join(text.split()))
-    if found is None:
-        raise ValueError(f"{text!r} is no table key of a convolution; one reads {CONV_EXAMPLE}")
-    words = found.groupdict()
-    for name, values in {"op": CONV_OPS, "in_dtype": DTYPES, "state_dtype": DTYPES}.items():
-        if words[name] not in values:
-            raise ValueError(f"{text!r}: {name} {words[name]!r} is not one of {', '.join(values)}")
+    allowed = {"op": CONV_OPS, "in_dtype": DTYPES, "state_dtype": DTYPES}
+    words = read_parts(text, (_KEY, _NAME), allowed, f"of a convolution, one reads {CONV_EXAMPLE}")
     switches = [] if words["switches"] == "plain" else words["switches"].split("-")
     for name in switches:
         if name not in SWITCHES:

@@ -7,7 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from bole_runtime.tables.load import load_file
-from bole_runtime.tables.schema import AnyEntry
+from bole_runtime.tables.schema import AnyEntry, launch_of
+from bole_runtime.tables.words import entries
 
 #: Times closer than this, as a fraction, did not change.
 SAME = 0.02
@@ -20,7 +21,8 @@ class Change:
     Attributes:
         key: of the entry.
         kind: ``added``, ``removed``, ``faster``, ``slower``, ``choice`` (another configuration, equal time),
-            ``label`` (measured and predicted times do not compare) or ``same``.
+            ``label`` (measured and predicted times do not compare), ``launch`` (nor do those of other heads, requests
+            or trees) or ``same``.
         old: entry before, None when added.
         new: entry after, None when removed.
     """
@@ -33,7 +35,7 @@ class Change:
     @property
     def ratio(self) -> float | None:
         """New time over old time, None where they do not compare."""
-        if self.old is None or self.new is None or self.old.label != self.new.label:
+        if self.old is None or self.new is None or self.kind in ("label", "launch"):
             return None
         return self.new.median_us / self.old.median_us if self.old.median_us else None
 
@@ -71,12 +73,20 @@ def _kind(old: AnyEntry | None, new: AnyEntry | None) -> str:
         return "removed"
     if old.label != new.label:
         return "label"
+    if _other_launch(old, new):
+        return "launch"
     ratio = new.median_us / max(old.median_us, 1e-9)
     if ratio < 1 - SAME:
         return "faster"
     if ratio > 1 + SAME:
         return "slower"
     return "same" if (old.variant, old.params) == (new.variant, new.params) else "choice"
+
+
+def _other_launch(old: AnyEntry, new: AnyEntry) -> bool:
+    """Whether two entries of a bucket were timed with different launches, as far as they say."""
+    launches = launch_of(old), launch_of(new)
+    return None not in launches and launches[0] != launches[1]
 
 
 def describe_changes(changes: Sequence[Change]) -> str:
@@ -91,9 +101,9 @@ def describe_changes(changes: Sequence[Change]) -> str:
     counts: dict[str, int] = {}
     for change in changes:
         counts[change.kind] = counts.get(change.kind, 0) + 1
-    kinds = ("added", "removed", "faster", "slower", "choice", "label", "same")
+    kinds = ("added", "removed", "faster", "slower", "choice", "label", "launch", "same")
     summary = ", ".join(f"{counts[k]} {k}" for k in kinds if k in counts)
-    return "\n".join([*lines, f"{len(changes)} entries: {summary}" if changes else "no entries"])
+    return "\n".join([*lines, f"{entries(len(changes))}: {summary}" if changes else "no entries"])
 
 
 def _choice(change: Change) -> str:

@@ -14,13 +14,14 @@ from bole_runtime.tables.lookup import Dispatcher, TableWarning, own_root_fault,
 MOST = 12
 
 
-def explain(record: GpuRecord, key: str, out: Path) -> list[str]:
+def explain(record: GpuRecord, key: str, out: Path, only: bool = False) -> list[str]:
     """Return lines that say what a call of a bucket takes on a GPU.
 
     Args:
         record: the GPU; its first device name stands for it.
         key: of the bucket, or its name.
         out: folder of own tables, which go before the shipped ones where there are any for the GPU.
+        only: no others than own tables.
 
     Raises:
         ValueError: the key names no bucket, or no kernel serves it.
@@ -29,13 +30,18 @@ def explain(record: GpuRecord, key: str, out: Path) -> list[str]:
     name = record.device_names[0] if record.device_names else ""
     roots = tuned_roots()
     own = (out / record.key).is_dir() and out.resolve() not in {r.resolve() for r in roots}
-    dispatcher = Dispatcher((out, *roots) if own else None, user_roots=1 if own else None)
+    if only:
+        dispatcher = Dispatcher((out,), user_roots=1)
+    else:
+        dispatcher = Dispatcher((out, *roots) if own else None, user_roots=1 if own else None)
     limits = record.limits()
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always", TableWarning)
         found = dispatcher.resolve(problem, name, limits)
     lines = [f"{problem.key()} on {record.title} ({name or 'no device name known'})"]
-    if own:
+    if only:
+        lines.append(f"as a process that had the tables in {out} alone would see it")
+    elif own:
         lines.append(f"as a process with BOLE_TUNED_DIR={out} sees it")
         fault = own_root_fault()
         if fault is not None:

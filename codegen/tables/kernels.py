@@ -30,6 +30,9 @@ def write_kernels(folder: Path, render: Render, variants: Callable[[str], Sequen
         folder: of one GPU, with its ``*.json``.
         render: problem and configuration to kernels.
         variants: op -> declared variants.
+
+    Raises:
+        OSError: a file cannot be written, as where a folder has its name.
     """
     wanted: dict[str, str] = {}
     with locked(folder):
@@ -43,10 +46,15 @@ def write_kernels(folder: Path, render: Render, variants: Callable[[str], Sequen
         if wanted:
             place.mkdir(exist_ok=True)
         for name, source in wanted.items():
-            target = place / name
-            if not target.exists() or target.read_text() != source:
-                write_atomically(target, source.encode())
+            target, data = place / name, source.encode()
+            # Of bytes: what somebody made of a file need be no text.
+            if not target.is_file() or target.read_bytes() != data:
+                write_atomically(target, data)
         for file in place.glob("*.py"):
-            if file.name not in wanted and _GENERATED.match(file.name):
+            if (
+                file.name not in wanted
+                and _GENERATED.match(file.name)
+                and not (file.is_dir() and not file.is_symlink())
+            ):
                 file.unlink()
     return len(wanted)

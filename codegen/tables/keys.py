@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterable
 
 from bole_codegen.search.targets import MAX_SIZE
 from bole_codegen.tables.conv_keys import CONV_EXAMPLE, parse_conv
+from bole_codegen.tables.key_parts import NUMBER, WORD, Form, KeyFault, Part, first_word, plain, read_parts
 from bole_runtime.families import FAMILIES
 from bole_runtime.kernels.conv_problem import CONV_OPS
 from bole_runtime.kernels.problem import (
@@ -21,38 +21,66 @@ from bole_runtime.kernels.problem import (
     work_bucket,
 )
 
-_KEY = re.compile(
-    r"(?P<op>[a-z]+)/(?P<family>[a-z0-9_]+)/dk(?P<dk>\d+)-dv(?P<dv>\d+)-g(?P<group>\d+)"
-    r"/(?P<in_dtype>[a-z0-9]+)-s(?P<state_dtype>[a-z0-9]+)/(?P<gate_mode>[a-z]+)/(?P<precision>[a-z]+)"
-    r"/n(?P<nodes>\d+)-d(?P<depth>\d+)-p(?P<pending>\d+)-w(?P<work>\d+)"
+_OP = Part("an operation", rf"(?P<op>{WORD})", "verify")
+_FAMILY = Part("a family", rf"(?P<family>{WORD})", "gdn")
+_GATES = Part("raw or ready gates", rf"(?P<gate_mode>{WORD})", "raw")
+_PRECISION = Part("a precision", rf"(?P<precision>{WORD})", "fast")
+_HEADS = rf"dk(?P<dk>{NUMBER})-dv(?P<dv>{NUMBER})-g(?P<group>{NUMBER})"
+_ROWS = rf"n(?P<nodes>{NUMBER})-d(?P<depth>{NUMBER})-p(?P<pending>{NUMBER})-w(?P<work>{NUMBER})"
+_KEY = Form(
+    "/",
+    (
+        _OP,
+        _FAMILY,
+        Part("dk, dv and HV/HK", _HEADS, "dk128-dv128-g2"),
+        Part("the types of q, k, v and of the state", rf"(?P<in_dtype>{WORD})-s(?P<state_dtype>{WORD})", "bf16-sfp32"),
+        _GATES,
+        _PRECISION,
+        Part("nodes, depth, pending chain and B x HV", _ROWS, "n16-d16-p0-w256"),
+    ),
 )
-_NAME = re.compile(
-    r"(?P<op>[a-z]+) (?P<family>[a-z0-9_]+) (?P<dk>\d+)x(?P<dv>\d+) g(?P<group>\d+)"
-    r" (?P<in_dtype>[a-z0-9]+)/(?P<state_dtype>[a-z0-9]+) (?P<gate_mode>[a-z]+) (?P<precision>[a-z]+)"
-    r" n(?P<nodes>\d+)(?: d(?P<depth>\d+))?(?: p(?P<pending>\d+))? w(?P<work>\d+)"
+_NAME = Form(
+    " ",
+    (
+        _OP,
+        _FAMILY,
+        Part("dk x dv", rf"(?P<dk>{NUMBER})x(?P<dv>{NUMBER})", "128x128"),
+        Part("HV/HK", rf"g(?P<group>{NUMBER})", "g2"),
+        Part("the types of q, k, v and of the state", rf"(?P<in_dtype>{WORD})/(?P<state_dtype>{WORD})", "bf16/fp32"),
+        _GATES,
+        _PRECISION,
+        Part(
+            "nodes, depth and pending chain, if any, and B x HV",
+            rf"n(?P<nodes>{NUMBER})(?: d(?P<depth>{NUMBER}))?(?: p(?P<pending>{NUMBER}))? w(?P<work>{NUMBER})",
+            "n16 d16 p16 w256",
+        ),
+    ),
 )
 #: Sizes that a key names, and the largest of each; node, depth and pending buckets have limits of their own.
 _SIZES = {"dk": MAX_SIZE, "dv": MAX_SIZE, "group": MAX_SIZE, "nodes": None, "work": None}
-_EXAMPLE = "verify/gdn/dk128-dv128-g2/bf16-sfp32/raw/fast/n16-d16-p0-w256"
+#: What a key looks like, for whoever typed another.
+EXAMPLES = f"one reads {_KEY.example}, one of a convolution {CONV_EXAMPLE}"
 
 
 def parse_key(text: str) -> Specialisation:
     """Return the problem that a key names: as a table and ``--show --json`` write it, or a bucket's name.
 
-    Sizes go to the nearest bucket upward, as in a call.
+    Sizes go to the nearest bucket upward, as in a call. Upper case and blanks around parts do not matter.
 
     Raises:
-        ValueError: it is neither, or names something that no kernel serves.
+        ValueError: it is neither, or names something that no kernel serves; says which part is unknown.
     """
-    return parse_conv(text) if text.split("/")[0].split(" ")[0].strip() in CONV_OPS else _recurrence(text)
+    if not text.strip():
+        raise ValueError(f"an empty key names no bucket; {EXAMPLES}")
+    op = first_word(plain(text))
+    if op not in (*OPS, *CONV_OPS):
+        what = f"operation {op!r} is not one of {', '.join((*OPS, *CONV_OPS))}"
+        raise KeyFault(text, [what], True, EXAMPLES)
+    return parse_conv(text) if op in CONV_OPS else _recurrence(text)
 
 
 def _recurrence(text: str) -> Problem:
     words = _words(text)
-    allowed = {"op": OPS, "family": tuple(FAMILIES), "in_dtype": DTYPES, "state_dtype": DTYPES, "precision": PRECISIONS}
-    for name, values in {**allowed, "gate_mode": ("raw", "ready")}.items():
-        if words[name] not in values:
-            raise ValueError(f"{text!r}: {name} {words[name]!r} is not one of {', '.join(values)}")
     modes = FAMILIES[words["family"]].modes
     if words["gate_mode"] not in modes:
         raise ValueError(
@@ -109,9 +137,14 @@ def _words(text: str) -> dict[str, str]:
     """Return the parts of a key or a name; those that a name leaves out are None.
 
     Raises:
-        ValueError: it is neither.
+        KeyFault: it is neither.
     """
-    found = _KEY.fullmatch(text.strip()) or _NAME.fullmatch(" ".join(text.split()))
-    if found is None:
-        raise ValueError(f"{text!r} is no table key; one reads {_EXAMPLE}, one of a convolution {CONV_EXAMPLE}")
-    return found.groupdict()
+    allowed = {
+        "op": OPS,
+        "family": tuple(FAMILIES),
+        "in_dtype": DTYPES,
+        "state_dtype": DTYPES,
+        "gate_mode": ("raw", "ready"),
+        "precision": PRECISIONS,
+    }
+    return read_parts(text, (_KEY, _NAME), allowed, EXAMPLES)

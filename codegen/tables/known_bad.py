@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 
 from bole_codegen.search.results import BAD_KINDS, Failed
-from bole_codegen.tables.writer import locked, write_atomically
+from bole_codegen.tables.writer import locked, real_file, write_atomically
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.bad import BAD_VERSION, AnyBad, BadFile, bad_path, load_bad, new_bad, place_of
@@ -74,7 +74,7 @@ class KnownBad:
         if not self._new and not (self._good and self._path.exists()):
             return None
         self._path.parent.mkdir(parents=True, exist_ok=True)
-        with locked(self._path.parent):
+        with locked(real_file(self._path).parent):
             old = load_bad(self._path)
             merged = {e.place(): e for e in old.entries} if old is not None else {}
             before = dict(merged)

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from bole_codegen.search.targets import Target
 from bole_runtime.kernels.space import Config
+from bole_runtime.tables.load import CheckedEntry
+from bole_runtime.tables.schema import launch_of
 
 _SCRIPT = '''"""{title}
 
@@ -21,8 +23,9 @@ from bole_runtime.kernels.{module} import {type}
 from bole_runtime.kernels.space import Config
 
 PROBLEM = {problem}
+TABLE = {table!r}
 CONFIG = Config({variant!r}, {params!r})
-TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch})
+TARGET = Target(PROBLEM, hk={hk}, hv={hv}, batch={batch}, shape={shape!r}){usual}
 
 on_cpu = "--torch" in sys.argv[1:]
 device = "cpu" if on_cpu else "cuda"
@@ -42,18 +45,21 @@ print(f"{{timing.median_us / each:.2f}} us a layer, spread {{timing.spread_us / 
 '''
 
 
-def reproduce(target: Target, config: Config, layers: int, measured_us: float | None, seed: int = 0) -> str:
+def reproduce(target: Target, config: Config, layers: int, entry: CheckedEntry | None = None, seed: int = 0) -> str:
     """Return the script.
 
     Args:
         target: the bucket and its launch.
         config: what to run.
         layers: that keep the states cold; for a commit a multiple of those of a launch.
-        measured_us: of the table, None without an entry.
+        entry: of a table, if that is what runs.
         seed: of inputs.
     """
     problem = target.problem
-    then = "" if measured_us is None else f"; the table has {measured_us:.2f}"
+    then = ""
+    if entry is not None and entry.entry.label == "measured":
+        then = f"; the table has {entry.entry.median_us:.2f}"
+    unsaid = entry is not None and launch_of(entry.entry) is None
     return _SCRIPT.format(
         title=f"{problem.key()} with {config}",
         problem=repr(problem),
@@ -64,7 +70,10 @@ def reproduce(target: Target, config: Config, layers: int, measured_us: float | 
         hk=target.hk,
         hv=target.hv,
         batch=target.batch,
+        shape=target.shape,
         seed=seed,
         layers=layers,
         then=then,
+        table=None if entry is None else entry.path,
+        usual="  # A usual launch: the entry does not say which one was timed, and times may differ." if unsaid else "",
     )

@@ -9,6 +9,7 @@ from typing import Any, Protocol
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config
 from bole_runtime.tables.load import CheckedEntry, LoadedTable
+from bole_runtime.tables.words import counted
 
 
 class Rendered(Protocol):
@@ -61,6 +62,6 @@ def _reason(entry: CheckedEntry, render: Render) -> str | None:
     if now == then:
         return None
     if len(now) != len(then):
-        return f"was tuned with {len(then)} kernels, has {len(now)} now"
+        return f"was tuned with {counted(len(then), 'kernel')}, has {len(now)} now"
     names = [k.name for k, a, b in zip(entry.entry.kernels, then, now, strict=True) if a != b]
     return f"the text of {', '.join(names)} changed"

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from bole_codegen.search.evaluators import Evaluator
 from bole_codegen.search.kinds import kind_of
 from bole_codegen.search.results import Failed, Timed
-from bole_codegen.search.targets import Target, class_of
+from bole_codegen.search.targets import Target, check_shape, class_of
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.kernels.space import Config, GpuLimits
 from bole_runtime.tables.load import CheckedEntry
-from bole_runtime.tables.schema import AnyEntry
+from bole_runtime.tables.schema import AnyEntry, launch_of
 
 #: An entry whose time moved by more than this, as a fraction, is reported.
 DRIFT = 0.1
@@ -29,6 +29,8 @@ class Verdict:
         message: one line.
         us: time now, None when it failed.
         default_us: of the analytic default in the same run.
+        launch: what was timed, as entries say it.
+        launch_recorded: whether the entry says so; else it is a usual launch of the bucket, and times may differ.
     """
 
     key: str
@@ -36,11 +38,22 @@ class Verdict:
     message: str
     us: float | None = None
     default_us: float | None = None
+    launch: dict[str, int | str] | None = None
+    launch_recorded: bool = False
 
 
 def target_of(problem: Specialisation, entry: AnyEntry | None = None) -> Target:
-    """Return a launch that falls into a bucket: the one that an entry was timed with, where the bucket has many."""
-    return kind_of(problem).target_of(problem, getattr(entry, "timed_channels", None))
+    """Return a launch that falls into a bucket: the one that an entry was timed with, as far as it says that.
+
+    Raises:
+        ValueError: the entry names a tree shape that is unknown.
+    """
+    said = (
+        {} if entry is None else {n: getattr(entry, n, None) for n in ("hk", "hv", "timed_channels", "batch", "shape")}
+    )
+    target = kind_of(problem).target_of(problem, {n: v for n, v in said.items() if v is not None})
+    check_shape(target.shape)
+    return target
 
 
 def verify_entries(
@@ -67,18 +80,26 @@ def verify_entries(
         return list(await asyncio.gather(*work))
 
     async def one(device: int, entry: CheckedEntry) -> Verdict:
-        verdict = await _verify(entry, evaluator, default(entry.problem, limits), device)
+        try:
+            target = target_of(entry.problem, entry.entry)
+        except ValueError as error:
+            verdict = Verdict(entry.key, "failed", str(error))
+        else:
+            found = await _verify(target, entry, evaluator, default(entry.problem, limits), device)
+            launch, recorded = kind_of(entry.problem).values(target), launch_of(entry.entry) is not None
+            verdict = replace(found, launch=launch, launch_recorded=recorded)
         tell(verdict)
         return verdict
 
     return asyncio.run(every())
 
 
-async def _verify(entry: CheckedEntry, evaluator: Evaluator, default: Config, device: int) -> Verdict:
-    target, kernels = target_of(entry.problem, entry.entry), class_of(entry.problem)
+async def _verify(target: Target, entry: CheckedEntry, evaluator: Evaluator, default: Config, device: int) -> Verdict:
+    kernels = class_of(entry.problem)
     for config in dict.fromkeys((entry.config, default)):
-        for step in (evaluator.screen(kernels, config, True), evaluator.confirm(kernels, config)):
-            result = await step
+        for again in (False, True):
+            checked = evaluator.confirm(kernels, config) if again else evaluator.screen(kernels, config, True)
+            result = await checked
             if isinstance(result, Failed) and config == entry.config:
                 return Verdict(entry.key, "failed", f"{result.kind}: {result.message}")
     times = await evaluator.finals(target, list(dict.fromkeys((entry.config, default))), device)

@@ -3,6 +3,8 @@
 A writer takes an exclusive lock on the folder, reads the file, merges, writes a new file beside it and renames that
 over the old one. A writer that dies at any point leaves the old file or the new one, never half of one, and the kernel
 drops its lock.
+
+A table may be a link: the file that it leads to is locked and replaced, whichever of its names a writer was given.
 """
 
 from __future__ import annotations
@@ -44,6 +46,20 @@ class Merge:
     path: Path
 
 
+def real_file(path: Path) -> Path:
+    """Return the file that a name stands for, at the end of all links; it need not exist.
+
+    Raises:
+        OSError: the links lead nowhere: to one another, or to a folder that is not there.
+    """
+    real = Path(os.path.realpath(path))
+    if real.is_symlink():
+        raise OSError(errno.ELOOP, "a link that leads to itself cannot be written through", str(path))
+    if path.is_symlink() and not real.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "a link into a folder that is not there cannot be written", str(path))
+    return real
+
+
 @contextmanager
 def locked(folder: Path, timeout: float = 60.0) -> Iterator[None]:
     """Hold an exclusive lock on a folder. The lock is on the folder itself, so no lock file is left behind.
@@ -70,7 +86,12 @@ def locked(folder: Path, timeout: float = 60.0) -> Iterator[None]:
 
 
 def write_atomically(path: Path, data: bytes) -> None:
-    """Replace a file in one step, after its bytes have reached the disk."""
+    """Replace a file in one step, after its bytes have reached the disk. Of a link, what it leads to is replaced.
+
+    Raises:
+        OSError: it cannot be written.
+    """
+    path = real_file(path)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.", suffix=".tmp")
     try:
         with os.fdopen(handle, "wb") as file:
@@ -93,10 +114,9 @@ def check_target(path: Path, header: Header) -> TableFile | None:
         OSError: the folder cannot be written.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    if not os.access(path.parent, os.W_OK):
-        raise PermissionError(
-            errno.EACCES, "no permission to write tables here; choose another --out", str(path.parent)
-        )
+    folder = real_file(path).parent
+    if not os.access(folder, os.W_OK):
+        raise PermissionError(errno.EACCES, "no permission to write tables here; choose another --out", str(folder))
     old = load_file(path) if path.exists() else None
     if old is not None and (old.gpu.key, old.family) != (header.gpu.key, header.family):
         raise ValueError(
@@ -124,13 +144,15 @@ def merge_entries(path: Path, header: Header, entries: Sequence[AnyEntry], timeo
         LockTimeout: another process held the lock for too long.
     """
     path.parent.mkdir(parents=True, exist_ok=True)
-    with locked(path.parent, timeout):
-        _remove_leftovers(path)
-        old = check_target(path, header)
+    # Once: a link that is turned meanwhile must not have one file locked and another written.
+    real = real_file(path)
+    with locked(real.parent, timeout):
+        _remove_leftovers(real)
+        old = check_target(real, header)
         table, merge = _merged(path, old, header, entries)
         data = dump(table)
-        if not path.exists() or path.read_bytes() != data:
-            write_atomically(path, data)
+        if not real.exists() or real.read_bytes() != data:
+            write_atomically(real, data)
     return merge
 
 

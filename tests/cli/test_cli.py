@@ -205,6 +205,7 @@ def test_show(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: p
     assert "commit gdn 128x128 g2 bf16/fp32 raw fast n16 w32" in out
     assert "stale: " in out  # The fake's hash is of no kernel.
     assert cli.main(["--gpu", "h200", "--show", "--json", "--out", str(tmp_path)]) == 0
+    # Own entries come first.
     assert json.loads(capsys.readouterr().out)["entries"][0]["variant"] == variant.name
 
 

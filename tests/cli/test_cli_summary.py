@@ -29,7 +29,7 @@ def finish(tmp_path: Path, buckets: list[BucketResult], targets: Any, report: Pa
         evaluator=SimpleNamespace(label="measured"), paths=[tmp_path / "t.json"], targets=targets, kept=[]
     )
     files = Files(storage="", log=str(tmp_path / "log"), report=report)
-    return closing.finish(argparse.Namespace(json=False), session, result, files, "bole-tune")
+    return closing.finish(argparse.Namespace(json=False, exhaustive=False), session, result, files, "bole-tune")
 
 
 def test_the_table_comes_before_what_is_said_of_it_in_one_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -62,11 +62,11 @@ def test_a_report_that_cannot_be_written_costs_nothing_else(
 def test_a_list_comes_before_its_sum_in_one_file(tmp_path: Path) -> None:
     fakes.write(tmp_path, fakes.entry(fakes.PROBLEM.replace(op="commit")))
     code = "import sys; from bole_codegen import cli; sys.exit(cli.main(sys.argv[1:]))"
-    command = [sys.executable, "-c", code, "--stale", "--gpu", "h200", "--out", str(tmp_path)]
+    command = [sys.executable, "-c", code, "--stale", "--gpu", "h200", "--only-out", "--out", str(tmp_path)]
     env = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, env=env, text=True, timeout=120)
     assert done.returncode == 1
-    assert done.stdout.splitlines()[-1] == "1 stale entries in 1 tables"
+    assert done.stdout.splitlines()[-1] == f"1 stale entry in 1 table: {tmp_path}/h200/gdn.json"
 
 
 def test_a_reader_that_is_gone_costs_no_line(

@@ -77,7 +77,7 @@ def test_other_programs_and_clocks_are_named_as_by_a_search(
         machine.processes[1].append((SERVE, "serve", 70))
 
     _evaluator(monkeypatch, tmp_path / "calls", meanwhile)
-    assert cli.main(["--gpu", "h200", "--verify", "--out", str(tables)]) == 0
+    assert cli.main(["--gpu", "h200", "--verify", "--only-out", "--out", str(tables)]) == 0
     captured = capsys.readouterr()
     lines = captured.err.splitlines()
     # Before anything is timed: who reads it may stop here.
@@ -85,11 +85,13 @@ def test_other_programs_and_clocks_are_named_as_by_a_search(
         f"warning: GPU 0 is shared with train (pid {TRAIN}, 300 MiB): times will be noisy, spreads say how much"
     )
     assert lines[1].startswith(f"warning: GPU 0 is shared at the end with serve (pid {SERVE}, 70 MiB): ")
-    assert lines[2] == (
+    assert lines[2].startswith("1 entry does not say how many heads and requests were timed")
+    assert lines[3] == f"read: {tables}/h200/gdn.json (1 entry)"
+    assert lines[4] == (
         "clocks: SM 1410 MHz, memory 3201 MHz, 84 C at final timings, SM 1980 MHz, memory 3201 MHz, 50 C when the run "
         "began; other programs were on GPU 0"
     )
-    assert lines[3] == "1 entries: 1 ok"
+    assert lines[5] == "1 entry: 1 ok"
     assert captured.out.startswith("ok      commit/gdn/")
 
 
@@ -101,13 +103,13 @@ def test_json_has_what_was_seen_of_the_gpu(
     capsys: pytest.CaptureFixture[str],
 ) -> None:
     _evaluator(monkeypatch, tmp_path / "calls")
-    assert cli.main(["--gpu", "h200", "--verify", "--json", "--out", str(tables)]) == 0
+    assert cli.main(["--gpu", "h200", "--verify", "--only-out", "--json", "--out", str(tables)]) == 0
     captured = capsys.readouterr()
     data = json.loads(captured.out)
     clocks = "GPU 0: SM 1980 MHz, memory 3201 MHz, 50 C, 120 W"
     assert data["device"] == {
         "clocks when the run began": clocks,
-        "clocks at final timings": f"{clocks} (1 readings)",
+        "clocks at final timings": f"{clocks} (1 reading)",
         "clocks at the end": clocks,
     }
     assert data["counts"] == {"ok": 1}
@@ -123,7 +125,7 @@ def test_nothing_is_said_where_nobody_can_tell(
 ) -> None:
     gpu_fakes.plug(machine, monkeypatch, nvml=False, smi=False)
     _evaluator(monkeypatch, tmp_path / "calls")
-    assert cli.main(["--gpu", "h200", "--verify", "--json", "--out", str(tables)]) == 0
+    assert cli.main(["--gpu", "h200", "--verify", "--only-out", "--json", "--out", str(tables)]) == 0
     captured = capsys.readouterr()
     assert json.loads(captured.out)["device"] == {}
-    assert captured.err == "1 entries: 1 ok\n"
+    assert captured.err.splitlines()[2:] == ["1 entry: 1 ok"]

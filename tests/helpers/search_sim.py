@@ -111,13 +111,7 @@ class Simulation:
         try:
             return self.driver.run(chosen, loop)
         finally:
-            # What still compiles for a run that was ended.
-            left = asyncio.all_tasks(loop)
-            for task in left:
-                task.cancel()
-            if left:
-                loop.run_until_complete(asyncio.wait(left))
-            loop.close()
+            _close(loop)
 
     def table(self) -> dict[str, tuple[str, tuple[tuple[str, Any], ...]]]:
         """Return what was chosen, by key."""
@@ -135,4 +129,14 @@ def jumping(work: Callable[[asyncio.AbstractEventLoop], Any]) -> Any:
     try:
         return work(loop)
     finally:
-        loop.close()
+        _close(loop)
+
+
+def _close(loop: asyncio.AbstractEventLoop) -> None:
+    """Close a loop, and end what still compiles for a run that was ended."""
+    left = asyncio.all_tasks(loop)
+    for task in left:
+        task.cancel()
+    if left:
+        loop.run_until_complete(asyncio.wait(left))
+    loop.close()

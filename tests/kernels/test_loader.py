@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import itertools
 import sys
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -137,3 +138,69 @@ def test_headers_tell_the_configuration(variant: Variant, tmp_path: Path) -> Non
             path = tmp_path / f"{kernel.name}.py"
             path.write_text(kernel.source)
             assert loader._is_of(path, kernel.plan)
+
+
+def _folder(path: Path) -> None:
+    path.unlink()
+    path.mkdir()
+
+
+def _link_to_nothing(path: Path) -> None:
+    path.unlink()
+    path.symlink_to("nowhere.py")
+
+
+DAMAGES = {
+    "half": lambda path: path.write_bytes(path.read_bytes()[: path.stat().st_size // 2]),
+    "empty": lambda path: path.write_bytes(b""),
+    "no text": lambda path: path.write_bytes(b"\xff\xfe" + path.read_bytes()),
+    "no text within": lambda path: path.write_bytes(path.read_bytes().replace(b"return", b"retur\xff")),
+    "missing": Path.unlink,
+    "a folder": _folder,
+    "a link to nothing": _link_to_nothing,
+    "edited": lambda path: path.write_text("import os\n" + path.read_text()),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGES.values(), ids=DAMAGES)
+def test_a_damaged_shipped_kernel_is_named_once_and_rendered_anew(
+    damage: Callable[[Path], object], shipped: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (rendered,) = render(PROBLEM, config())
+    path = shipped[rendered.name]
+    damage(path)
+    with pytest.warns(loader.KernelWarning) as caught:
+        (kernel,) = loader.load(PROBLEM, config(), (rendered.name,))
+    (warning,) = caught
+    assert str(warning.message).startswith(f"bole: the shipped kernel {path} is ")
+    assert "rendered anew" in str(warning.message)
+    assert Path(kernel.function.fn.__code__.co_filename).parent == tmp_path / "cache" / "kernels"
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert loader.names_of(PROBLEM, config(), (rendered.name,)) == (rendered.name,)
+    # Where nothing can be rendered, the error says so.
+    loader._load.cache_clear()
+    monkeypatch.setitem(sys.modules, "bole_codegen.render", None)
+    with pytest.raises(RuntimeError, match="no shipped kernel serves"):
+        loader.load(PROBLEM, config(), (rendered.name,))
+
+
+@pytest.mark.parametrize("damage", [d for n, d in DAMAGES.items() if n != "a folder"])
+def test_a_damaged_kernel_of_the_cache_is_replaced(
+    damage: Callable[[Path], object], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path))
+    (rendered,) = render(PROBLEM, config())
+    loader.import_kernel(rendered.name, rendered.source)
+    path = tmp_path / "kernels" / f"{rendered.name}.py"
+    damage(path)
+    loader.import_kernel(rendered.name, rendered.source)
+    assert path.read_text() == rendered.source
+
+
+def test_a_folder_in_the_place_of_a_kernel_of_the_cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("BOLE_CACHE_DIR", str(tmp_path))
+    (tmp_path / "kernels" / "some_kernel.py").mkdir(parents=True)
+    with pytest.raises(RuntimeError, match=r"kernels cannot be kept in .*[Dd]irectory"):
+        loader.import_kernel("some_kernel", "")
+    assert [p.name for p in (tmp_path / "kernels").iterdir()] == ["some_kernel.py"]

@@ -48,9 +48,9 @@ def test_failures_are_shown_by_kind(monkeypatch: pytest.MonkeyPatch) -> None:
     shown: Any = make_progress(stream=stream)
     shown.begin(1, 1, 20, 0)
     shown.screened(CONFIG, Screened(1e-6))
-    assert "; 0 failed; 0 of 1 buckets done" in stream.getvalue().splitlines()[-1]
+    assert "; 0 failed; 0 of 1 bucket done" in stream.getvalue().splitlines()[-1]
     _screen(shown, "hang", *["spills"] * 9, "wrong", "wrong")
-    assert "; 12 failed: 9 spills, 2 wrong, 1 hang; 0 of 1 buckets done" in stream.getvalue().splitlines()[-1]
+    assert "; 12 failed: 9 spills, 2 wrong, 1 hang; 0 of 1 bucket done" in stream.getvalue().splitlines()[-1]
     assert shown.tried == 13
 
 

@@ -112,7 +112,7 @@ def test_tables_as_json_are_one_document(tmp_path: Path, capsys: pytest.CaptureF
     path = fakes.write(tmp_path, held)
     fakes.edit(path, lambda d: path.with_name("kda.json").write_text(json.dumps({**d, "family": "kda", "entries": []})))
     show = ["--gpu", "h200", "--show", "--json", "--out"]
-    assert cli.main([*show, str(tmp_path)]) == 0
+    assert cli.main([*show, str(tmp_path), "--only-out"]) == 0
     data = json.loads(capsys.readouterr().out)
     assert data["gpu"] == "h200"
     assert [(t["path"], t["entries"], t["gpu"]["key"]) for t in data["tables"]] == [
@@ -183,8 +183,8 @@ def test_verify_rechecks_numbers_and_times(tmp_path: Path) -> None:
 def test_stale_entries_of_every_kind_are_listed(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     good = real_entry()
     path = fakes.write(tmp_path, good)
-    assert cli.main(["--stale", "--gpu", "h200", "--out", str(tmp_path)]) == 0
-    assert "0 stale entries in 1 tables" in capsys.readouterr().err
+    assert cli.main(["--stale", "--gpu", "h200", "--only-out", "--out", str(tmp_path)]) == 0
+    assert "0 stale entries in 1 table: " in capsys.readouterr().err
     # Another template: another hash. Another space: a parameter that is gone. Another schema: another version.
     hashes = [fakes.KernelRef(name=k.name, text_hash="0" * 16) for k in good.kernels]
     fakes.write(tmp_path, real_entry(kernels=hashes), real_entry(COMMIT.replace(work=64)))

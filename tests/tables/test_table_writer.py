@@ -138,7 +138,7 @@ def test_an_entry_is_stale_when_its_own_kernel_changed(tmp_path: Path) -> None:
     (found,) = stale_entries(table, lambda p, c: fresh)
     assert (found.key, found.reason) == (numbered(1).key(), "the text of x changed")
     found = stale_entries(table, lambda p, c: [*fresh, _Kernel("y", "0" * 16)])[0]
-    assert found.reason == "was tuned with 1 kernels, has 2 now"
+    assert found.reason == "was tuned with 1 kernel, has 2 now"
 
     def fails(problem: object, config: object) -> list[_Kernel]:
         raise RuntimeError("undefined name")
@@ -187,3 +187,31 @@ def test_an_entry_for_flatter_trees_is_kept_only_where_it_is_faster(tmp_path: Pa
     assert sorted((e.work, e.depth) for e in load_file(path).entries) == [
         (32, 16), (32, 32), (32, 64), (256, 16), (256, 64),
     ]  # fmt: skip
+
+
+def test_damaged_kernels_are_written_again(tmp_path: Path) -> None:
+    name = "gdn_verify_0a1b2c3d"
+    path = fakes.write(tmp_path, fakes.entry(kernels=[KernelRef(name=name, text_hash="0" * 16)]))
+    place = path.parent / "kernels" / f"{name}.py"
+
+    def render(problem: object, config: object) -> list[_Source]:
+        return [_Source(name, "0" * 16, "text\n")]
+
+    write_kernels(path.parent, render, fakes.variants)
+    for damage in (b"\xff\xfe", b"", b"te"):
+        place.write_bytes(damage)
+        write_kernels(path.parent, render, fakes.variants)
+        assert place.read_bytes() == b"text\n"
+    # A link is kept; what no table names is removed where it is a file.
+    place.rename(tmp_path / "elsewhere.py")
+    place.symlink_to(tmp_path / "elsewhere.py")
+    (tmp_path / "elsewhere.py").write_text("old")
+    (place.parent / "gdn_verify_ffffffff.py").mkdir()
+    write_kernels(path.parent, render, fakes.variants)
+    assert place.is_symlink()
+    assert (tmp_path / "elsewhere.py").read_text() == "text\n"
+    place.unlink()
+    place.mkdir()
+    with pytest.raises(OSError, match=r"[Dd]irectory"):
+        write_kernels(path.parent, render, fakes.variants)
+    assert sorted(p.name for p in place.parent.iterdir()) == [place.name, "gdn_verify_ffffffff.py"]

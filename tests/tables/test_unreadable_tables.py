@@ -128,3 +128,33 @@ def test_a_search_beside_an_unreadable_table_ends_before_it_begins(
     command = "--gpu h100 --offline --hk 1 --hv 2 --dk 32 --dv 32 --nodes 16 --batch 1 --ops commit --precision fast"
     assert cli.main([*command.split(), "--out", "out"]) == 1
     assert "bole-tune: table out/h100/kda.json: is a folder; a table is a file" in capsys.readouterr().err
+
+
+GOOD = b'{"schema_version": 1, "family": "gdn", "entries": []'
+
+
+@pytest.mark.parametrize(
+    "data",
+    [b"", b"\xff\xfe{}", b"{", GOOD, GOOD + b', "protocol": "\xff"}', b"[]", b"null", b"[" * 100_000, b"\0" * 99],
+)
+def test_bytes_that_are_no_table_are_an_error_that_names_the_file(
+    data: bytes, here: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    path = here / "out" / "h200" / "gdn.json"
+    path.parent.mkdir(parents=True)
+    path.write_bytes(data)
+    assert cli.main(["--diff", "out", "out"]) == 2
+    assert f"bole-tune: table {path}: " in capsys.readouterr().err
+    for action in ("--show", "--stale"):
+        assert cli.main(["--gpu", "h200", action, "--only-out", "--out", "out"]) == 1
+        captured = capsys.readouterr()
+        assert f"table {path}: " in captured.out + captured.err
+
+
+def test_a_table_that_is_too_large_is_not_read(here: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = here / "out" / "h200" / "gdn.json"
+    path.parent.mkdir(parents=True)
+    with path.open("wb") as file:
+        file.truncate(17 << 20)
+    assert cli.main(["--gpu", "h200", "--show", "--only-out", "--out", "out"]) == 1
+    assert "17825792 bytes is more than the 16777216 that a table may have" in capsys.readouterr().err
