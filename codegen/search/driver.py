@@ -33,6 +33,7 @@ from bole_codegen.search.targets import Target, classes
 from bole_codegen.search.winners import Winners
 from bole_runtime.kernels.problem import Specialisation
 from bole_runtime.tables.schema import AnyEntry
+from bole_runtime.tables.words import counted
 
 #: Classes under way at a time at most.
 ABREAST = 8
@@ -195,7 +196,8 @@ class Driver:
 
         await side_by_side(in_turn(one) for one in todo)
         if others:
-            self._progress.note(f"another run on this storage searches {len(others)} groups of buckets: waiting for it")
+            groups = counted(len(others), "group of buckets", "groups of buckets")
+            self._progress.note(f"another run on this storage searches {groups}: waiting for it")
         await side_by_side(self._wait_for(one) for one in others)
 
     async def _wait_for(self, one: ClassRun) -> None:

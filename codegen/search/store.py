@@ -93,13 +93,16 @@ class Store:
         self._failed: Exception | None = None
 
     def name(self, target: Target) -> str:
-        """Return the study name of a bucket."""
-        return self.class_name(target.problem)
+        """Return the study name of a bucket: times are of one launch, and say nothing of another."""
+        launch = f"{target.hk}x{target.hv}-b{target.batch}-{target.shape}"
+        return f"{self._gpu}/{target.problem.key()}/{launch}@{self._space_of(target.problem)}"
 
     def class_name(self, problem: Specialisation) -> str:
         """Return the name that a class is claimed by."""
-        space = self._space if isinstance(self._space, str) else self._space[problem.op]
-        return f"{self._gpu}/{problem.key()}@{space}"
+        return f"{self._gpu}/{problem.key()}@{self._space_of(problem)}"
+
+    def _space_of(self, problem: Specialisation) -> str:
+        return self._space if isinstance(self._space, str) else self._space[problem.op]
 
     def begin(self, targets: Iterable[Target]) -> None:
         """Forget what is stored for these buckets, if this run is to start anew.

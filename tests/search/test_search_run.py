@@ -8,6 +8,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -97,6 +98,19 @@ def test_the_same_run_again_does_nothing_and_fresh_starts_over(tmp_path: Path) -
     assert len(fakes.calls(tmp_path, "screen")) <= 12
     fakes.run(tmp_path, fakes.targets(), trials=8, fresh=True)
     assert len(fakes.calls(tmp_path, "screen")) >= 16
+
+
+def test_another_launch_of_a_bucket_is_another_search(tmp_path: Path) -> None:
+    """Times of chains say nothing of ragged trees, nor those of sixteen requests of one with sixteen times the heads."""
+    (target, *_) = fakes.targets()
+    fakes.run(tmp_path, (target,), trials=8)
+    before = len(fakes.calls(tmp_path))
+    for other in (replace(target, shape="chain"), replace(target, hk=1, hv=target.hv // target.hk)):
+        fakes.run(tmp_path, (other,), trials=8)
+        assert len(fakes.calls(tmp_path)) > before
+        before = len(fakes.calls(tmp_path))
+    fakes.run(tmp_path, (target,), trials=8)
+    assert len(fakes.calls(tmp_path)) == before
 
 
 def test_changed_kernels_are_tried_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
