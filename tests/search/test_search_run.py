@@ -101,7 +101,7 @@ def test_the_same_run_again_does_nothing_and_fresh_starts_over(tmp_path: Path) -
 
 
 def test_another_launch_of_a_bucket_is_another_search(tmp_path: Path) -> None:
-    """Times of chains say nothing of ragged trees, nor those of sixteen requests of one with sixteen times the heads."""
+    """Times of chains say nothing of ragged trees, nor those of other heads with as much work."""
     (target, *_) = fakes.targets()
     fakes.run(tmp_path, (target,), trials=8)
     before = len(fakes.calls(tmp_path))
