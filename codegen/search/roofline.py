@@ -22,6 +22,7 @@ the analytic default where the model is sure, see ``choose.MODEL_NOISE``.
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -169,7 +170,15 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
         in_flight,
         1,
     )
-    return [first, second]
+    if len(grids) == 2:
+        return [first, second]
+    # Sums of gates block after block; pairs of blocks, whose rows and sums each program reads again; then the pass.
+    blocks = rows / block
+    sums = dataclasses.replace(first, l2=0, flops=0, steps=blocks * 2)
+    pairs = dataclasses.replace(
+        first, programs=grids[1], dram=0, l2=8.0 * grids[1] * block * dk * 4, flops=heads * prepare * 0.5, steps=block
+    )
+    return [sums, pairs, dataclasses.replace(second, programs=grids[2], flops=grids[2] * readout, steps=blocks * 2)]
 
 
 def resident(resources: KernelResources, warps: int, record: GpuRecord) -> int:
@@ -215,7 +224,9 @@ def predict_us(
     get = dict(config.params).get
     warps = [int(get("warps", 4))] * len(costs)
     if len(costs) > 1:
-        warps[0] = int(get("prepare_warps", warps[0]))
+        warps[-2] = int(get("prepare_warps", warps[-2]))
+    if len(costs) > 2:
+        warps[0] = int(get("sum_warps", warps[0]))
     total = 0.0
     for i, cost in enumerate(costs):
         used = resources[i] if i < len(resources) else kind.guess(target.problem, config)

@@ -38,6 +38,8 @@ CHANNEL = (
     pin("two_stage_slices", bv=16, commit=STEPS),
     pin("two_stage_slices", bv=16, halves=True, slice=16, prepare_warps=1, commit=STEPS),
 )
+#: Of more rows than others take: a chain of up to 40.
+BLOCKS = pin("three_stage_blocks", bv=16, row_block=16, slice=16, prepare_warps=1, commit=STEPS)
 
 
 def _calls() -> list[object]:
@@ -49,6 +51,8 @@ def _calls() -> list[object]:
             pins = CHANNEL[:1]
         elif spec.plain and spec.decay != "channel" and spec.erase != "none":
             pins += ERASING
+        if spec.decay == "channel" or not spec.plain:
+            pins += (BLOCKS,)
         found += [pytest.param(name, p, id=f"{name}-{p}") for p in pins]
     return found
 
@@ -60,11 +64,12 @@ def test_first_nodes_that_are_padding(name: str, pinned: Pin) -> None:
     setup = pinned_setup(pinned, "cpu", FP32, FP32, "lossless")
     tree = packed_tree(setup, ROWS) if packed else dense_tree(setup, ROWS)
     mode = "raw" if "raw" in spec.modes else "ready"
-    capacity = 16 if halves else 6
+    capacity = 40 if pinned == BLOCKS else 16 if halves else 6
+    lengths = [37, 0, 40, 3] if pinned == BLOCKS else [5, 0, 6, 3]
     inputs = family_inputs(
         setup, spec, tree, heads=(1, 2), dims=(32, 16) if halves else (20, 16), mode=mode, slots=[2, 0, 3],
         pool_slots=4,
     )  # fmt: skip
-    chain = family_pending(setup, spec, mode, inputs, capacity, [5, 0, 6, 3], [4, 0, 2, 5])
+    chain = family_pending(setup, spec, mode, inputs, capacity, lengths, [4, 0, 2, 5])
     inputs = inputs.replace(options={**inputs.options, "pending": chain})
     check_commit(setup, inputs, check_verify(setup, inputs), [3, 5, 1])

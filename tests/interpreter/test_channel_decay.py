@@ -3,6 +3,7 @@ of NaN, a pending chain, captured factors, dense and packed trees, ready and raw
 
 from __future__ import annotations
 
+import importlib
 from dataclasses import replace
 
 import pytest
@@ -178,13 +179,17 @@ def test_other_variants_and_more_rows_are_refused() -> None:
     assert get_variant("verify", "slices").applies(problem.replace(nodes=32)) is None
     assert get_variant("verify", "two_stage_slices").applies(problem.replace(dk=32)) is None
     assert served(problem)
-    assert not served(problem.replace(pending=16))
+    more = get_variant("verify", "two_stage_slices").applies(problem.replace(pending=16))
+    assert more == "R of 128 rows does not fit a program"
+    assert served(problem.replace(nodes=512, pending=64))
     assert served(problem.replace(op="commit", nodes=512))
 
 
-def test_larger_trees_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_no_variant_takes_falls_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
     setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), FP32, FP32, "lossless")
     inputs = family_inputs(setup, FAMILIES["kda"], dense_tree(setup, [list(range(-1, 69))]), dims=(16, 16))
+    module = importlib.import_module("bole_runtime.backends.triton_backend.verify")  # its package names the function
+    monkeypatch.setattr(module, "served", lambda _: False)
     with pytest.raises(NotImplementedError, match="no Triton kernels for 128 nodes and 0 pending tokens"):
         check_verify(setup, inputs)
     triton = backends.get_backend(setup.device, FAMILIES["kda"])

@@ -11,11 +11,11 @@ from bole_testing.actions import check_actions
 from bole_testing.cases.base import Inputs, Setup, dense_tree
 from bole_testing.cases.checks import check_commit, check_verify
 from bole_testing.cases.draws import Draw
-from bole_testing.families import family_inputs, run_family_draw
+from bole_testing.families import family_inputs, repeat_key, run_family_draw
 from bole_testing.pins import Pin, pin, pinned_setup
 
 import bole_runtime
-from bole_runtime import backend_choice, backends, gpus
+from bole_runtime import gpus
 from bole_runtime.families import FAMILIES, KERNEL_FAMILIES
 from bole_runtime.kernels import Problem
 from bole_runtime.kernels.variants import get_variant, served
@@ -85,17 +85,7 @@ def repeated(setup: Setup, name: str, nodes: int, strength: float) -> Inputs:
     """Return a chain of one key that erases what is at that key, as strongly as given."""
     tree = dense_tree(setup, [list(range(-1, nodes - 1))])
     inputs = family_inputs(setup, FAMILIES[name], tree, heads=(1, 1), dims=(24, 16))
-    inputs.k.copy_(inputs.k[:, :1].clone().expand_as(inputs.k))
-    gates = inputs.gates
-    gates["g"].zero_()
-    for gate in ("beta", "erase"):
-        if gate in gates:
-            gates[gate].fill_(strength)
-    if "p" in gates:
-        gates["p"].copy_(inputs.k)
-    if "a" in gates:
-        gates["a"].copy_(gates["a"][:, :1].clone().expand_as(gates["a"]))
-        gates["b"].copy_(-strength * gates["a"])
+    repeat_key(inputs, strength)
     return inputs
 
 
@@ -167,23 +157,12 @@ def test_other_variants_and_more_rows_are_refused(name: str) -> None:
         )
     assert get_variant("verify", "slices").applies(problem) is None
     assert served(problem)
-    assert not served(problem.replace(pending=16))
+    reason = get_variant("verify", "slices").applies(problem.replace(pending=16))
+    assert reason == "ptxas 12.8 (Triton 3.6) miscompiles most of these kernels of 64 rows"
+    assert served(problem.replace(nodes=512, pending=64))
     assert served(problem.replace(op="commit", nodes=512))
     slices, limits = get_variant("verify", "slices"), gpus.get("h200").limits()
     config = slices.default(problem, limits)
     by_depth = slices.config({**config.as_dict(), "solve": "fp16"})
     assert slices.check(problem, config, limits) is None
     assert "products of k with k only" in str(slices.check(problem.replace(qk_l2norm=True), by_depth, limits))
-
-
-def test_larger_trees_fall_back_to_torch(monkeypatch: pytest.MonkeyPatch) -> None:
-    setup = Setup(bole_runtime.verify, bole_runtime.commit, torch.device("cpu"), FP32, FP32, "lossless")
-    inputs = family_inputs(setup, FAMILIES["comba"], dense_tree(setup, [list(range(-1, 69))]), dims=(16, 16))
-    triton = backends.get_backend(setup.device, FAMILIES["comba"])
-    assert triton.name == "triton"
-    monkeypatch.setattr("bole_runtime.api.get_backend", lambda *_: triton)
-    monkeypatch.setattr(backend_choice, "_forced", None)
-    monkeypatch.setattr(backends, "_warned", set())
-    with pytest.warns(UserWarning, match="for 128 nodes and 0 pending tokens: it runs on the torch backend"):
-        factors = check_verify(setup, inputs)
-    check_commit(setup, inputs, factors, [68])

@@ -16,10 +16,19 @@ pytestmark = [pytest.mark.interpreter, pytest.mark.usefixtures("triton_on_cpu")]
 
 
 @pytest.mark.parametrize(
-    ("family", "variant", "dk"), [("gdn", "two_stage", 16), ("kda", "two_stage_slices", 24), ("gdn", "chunked", 16)]
+    ("family", "variant", "dk", "nodes"),
+    [
+        ("gdn", "two_stage", 16, 16),
+        ("kda", "two_stage_slices", 24, 16),
+        ("gdn", "chunked", 16, 16),
+        ("kda", "three_stage_blocks", 24, 128),
+        ("gdn2", "three_stage_blocks", 40, 64),
+    ],
 )
-def test_a_first_kernel_that_does_nothing(family: str, variant: str, dk: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    problem = Problem("verify", family, dk, 16, 1, "fp32", "fp32", "ready", "lossless", 16, 16, 0, 1)
+def test_a_first_kernel_that_does_nothing(
+    family: str, variant: str, dk: int, nodes: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    problem = Problem("verify", family, dk, 16, 1, "fp32", "fp32", "ready", "lossless", nodes, 16, 0, 1)
     declared = get_variant("verify", variant)
     values = declared.default(problem, limits_of(-1)[1]).as_dict()
     config = declared.config({**values, **{n: False for n in ("pdl", "chain") if n in values}})

@@ -16,8 +16,6 @@ from bole_runtime.integrations.sglang.rounds import layer_round
 from bole_runtime.integrations.sglang.served import NotServed
 from bole_runtime.state.geometry import LayerGeometry
 
-#: What the kernels for a decay a channel take (docs/families.md); the torch backend would be right and slow.
-MAX_NODES = 64
 #: A sigmoid in fp32 that is 0 or 1 has no logit; this is less than its rounding next to 1.
 _EDGE = 1e-7
 
@@ -48,7 +46,7 @@ def forward_extend(
         [1, tokens, HV, dv], as the engine's own.
 
     Raises:
-        NotServed: SGLang keeps the accepted states in its snapshots (fused accept of 0.5.23), or a tree is too large.
+        NotServed: SGLang keeps the accepted states in its snapshots (fused accept of 0.5.23).
     """
     if getattr(backend, "accept_lens_pool", None) is not None:
         raise NotServed(
@@ -58,8 +56,6 @@ def forward_extend(
     if not forward_batch.forward_mode.is_target_verify():
         return original(backend, layer, forward_batch, mixed_qkv, a, b, **more)
     nodes = forward_batch.spec_info.draft_token_num
-    if nodes > MAX_NODES:
-        raise NotServed(f"{nodes} draft tokens: Bole's plug-in verifies KDA trees of at most {MAX_NODES}")
 
     def describe() -> tuple[LayerGeometry, EnginePools]:
         states, conv = pools_of(backend.req_to_token_pool)

@@ -18,6 +18,7 @@ from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
 from bole_runtime.kernels.variants.conv_rows import TREE_CONV_ROWS
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.slices import SLICES
+from bole_runtime.kernels.variants.three_stage_blocks import THREE_STAGE_BLOCKS
 from bole_runtime.kernels.variants.two_stage import TWO_STAGE
 from bole_runtime.kernels.variants.two_stage_blocks import TWO_STAGE_BLOCKS
 from bole_runtime.kernels.variants.two_stage_slices import TWO_STAGE_SLICES
@@ -29,6 +30,7 @@ _ALL: tuple[Variant, ...] = (
     TWO_STAGE_BLOCKS,
     TWO_STAGE_SLICES,
     SLICES,
+    THREE_STAGE_BLOCKS,
     COMMIT_STEPS,
     COMMIT_BLOCKS,
     COMMIT,

@@ -107,6 +107,21 @@ def family_pending(
     )
 
 
+def repeat_key(inputs: Inputs, strength: float) -> None:
+    """Make all tokens of one key, which erases what is at it as strongly as given, without decay."""
+    inputs.k.copy_(inputs.k[:, :1].clone().expand_as(inputs.k))
+    gates = inputs.gates
+    gates["g"].zero_()
+    for gate in ("beta", "erase"):
+        if gate in gates:
+            gates[gate].fill_(strength)
+    if "p" in gates:
+        gates["p"].copy_(inputs.k)
+    if "a" in gates:
+        gates["a"].copy_(gates["a"][:, :1].clone().expand_as(gates["a"]))
+        gates["b"].copy_(-strength * gates["a"])
+
+
 def run_family_draw(setup: Setup, name: str, draw: Draw) -> None:
     """Verify and commit one random problem of a family and compare both with the float64 recurrence."""
     spec, rng = get_family(name), random.Random(draw.seed)

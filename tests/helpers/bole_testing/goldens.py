@@ -99,6 +99,17 @@ GOLDENS: dict[str, Golden] = {
     "verify_slices_gdn2_raw_fast": _golden("slices", {}, family="gdn2", group=1, **_RAW_FAST),
     "verify_slices_comba_ready_lossless_pending": _golden("slices", {"bv": 32}, family="comba", pending=16),
     "verify_slices_rwkv7_raw_lossless": _golden("slices", {}, gate_mode="raw", **_RWKV7),
+    "verify_sums_kda_raw_fast": _golden("three_stage_blocks", {}, family="kda", group=1, nodes=128, **_RAW_FAST),
+    "verify_sums_comba_ready_lossless_pending": _golden("three_stage_blocks", {}, family="comba", nodes=64, pending=16),
+    "verify_pairs_kda_raw_fast": _golden("three_stage_blocks", {}, 1, family="kda", group=1, nodes=128, **_RAW_FAST),
+    "verify_pairs_rwkv7_raw_lossless_pending": _golden(
+        "three_stage_blocks", {}, 1, nodes=64, pending=16, gate_mode="raw", **_RWKV7
+    ),
+    "verify_readout_pairs_gdn2_ready_lossless": _golden("three_stage_blocks", {}, 2, family="gdn2", group=1, nodes=64),
+    "verify_readout_pairs_rwkv7_raw_fast_pending": _golden(
+        "three_stage_blocks", {}, 2, nodes=128, pending=16, **_RWKV7, **_RAW_FAST
+    ),
+    "verify_readout_pairs_gla_ready_lossless": _golden("three_stage_blocks", {}, 2, nodes=256, **_GLA),
     "commit_steps_gdn2_ready": _golden("steps", {}, family="gdn2", group=1),
     "commit_steps_comba_layers_raw_pending": _golden("steps", {}, 1, pending=16, family="comba", gate_mode="raw"),
     "commit_steps_rwkv7_raw": _golden("steps", {}, gate_mode="raw", **_RWKV7),

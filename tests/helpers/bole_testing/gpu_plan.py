@@ -212,6 +212,10 @@ _SSD = {"dims": (128, 64), "heads": (1, 16)}
 _STEPS, _PATH = {"variant": "steps"}, {"variant": "path"}
 _BLOCKS, _TILES = {"variant": "blocks", "block": 2}, {"variant": "steps", "bv": 16, "warps": 1, "tiles": 4}
 _HALVES = pin("two_stage_slices", halves=True, slice=16, prepare_warps=1, commit=_STEPS)
+_BY_PAIRS = pin("three_stage_blocks", commit=_STEPS)
+_SMALL_PAIRS = pin(
+    "three_stage_blocks", row_block=16, slice=16, prepare_warps=1, sum_slice=32, sum_warps=1, bv=32, commit=_STEPS
+)
 FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", make_entry(pin("fused", commit=_STEPS), **_SSD)),
     FamilyEntry(
@@ -279,6 +283,21 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("comba", make_entry(pin("slices", bv=32, commit=_STEPS), "fast", nodes=20, dims=ODD, packed=True)),
     FamilyEntry("rwkv7", make_entry(pin("slices", commit=_STEPS), nodes=16, dims=(64, 64), heads=(2, 2), capture=True)),
     FamilyEntry("rwkv7", make_entry(pin("slices", commit=_STEPS), "fast", nodes=30, dims=(64, 64), mode="ready")),
+    FamilyEntry("kda", make_entry(_BY_PAIRS, nodes=128, heads=(2, 2), capture=True)),
+    FamilyEntry("kda", make_entry(_BY_PAIRS, "fast", nodes=256, heads=(2, 2), packed=True)),
+    FamilyEntry("kda", make_entry(_BY_PAIRS, nodes=120, mode="ready", pending=16, types=(BF16, BF16))),
+    FamilyEntry("kda", make_entry(_SMALL_PAIRS, "fast", nodes=100, dims=ODD, heads=(1, 3), types=(FP16, FP16))),
+    FamilyEntry("kda", make_entry(_SMALL_PAIRS, nodes=129, packed=True, capture=True)),
+    FamilyEntry("gla", make_entry(_BY_PAIRS, "fast", nodes=128, pending=16, capture=True)),
+    FamilyEntry("gla", make_entry(_BY_PAIRS, nodes=100, dims=ODD, heads=(1, 3), types=(FP32, FP32))),
+    FamilyEntry("gdn2", make_entry(_BY_PAIRS, nodes=64, heads=(2, 2), capture=True)),
+    FamilyEntry("gdn2", make_entry(_BY_PAIRS, "fast", nodes=128, heads=(2, 2), mode="ready", packed=True)),
+    FamilyEntry("gdn2", make_entry(_SMALL_PAIRS, nodes=60, heads=(2, 2), pending=16)),
+    FamilyEntry("comba", make_entry(_BY_PAIRS, nodes=64, pending=16, capture=True)),
+    FamilyEntry("comba", make_entry(_BY_PAIRS, "fast", nodes=128, dims=ODD, packed=True)),
+    FamilyEntry("rwkv7", make_entry(_BY_PAIRS, nodes=64, dims=(64, 64), heads=(2, 2), capture=True)),
+    FamilyEntry("rwkv7", make_entry(_BY_PAIRS, "fast", nodes=128, dims=(64, 64), mode="ready", pending=16)),
+    FamilyEntry("rwkv7", make_entry(_SMALL_PAIRS, nodes=60, dims=(64, 64), heads=(2, 2), types=(FP32, FP32))),
 )
 
 
