@@ -102,6 +102,14 @@ def test_other_families(name: str, problem: Problem) -> None:
         assert spilled <= limit or kernel.plan.registers, kernel.name
 
 
+@pytest.mark.parametrize("problem", [CHANNEL.replace(nodes=128), RWKV.replace(nodes=64)], ids=lambda x: x.family)
+def test_packed_trees_in_blocks(problem: Problem) -> None:
+    # Names of what only packed trees read are taken in loops, too: the interpreter does not mind their types.
+    lossless = problem.replace(precision="lossless")
+    kernel = kernels("three_stage_blocks", lossless)[2]
+    assert compile_offline(kernel, lossless, H200, frozenset({"offsets_ptr", "cv_ptr"})).spill_bytes <= 64
+
+
 def test_too_much_shared_memory() -> None:
     kernel = kernels("two_stage", USUAL)[1]
     small = dataclasses.replace(H200, smem_per_block=1024)

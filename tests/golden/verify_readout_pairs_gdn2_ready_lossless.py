@@ -118,7 +118,7 @@ def state_product(x, s, acc):
 "slots_ptr", "words_ptr", "offsets_ptr", "depths_ptr",
     ],
 )
-def gdn2_verify_readout_pairs_k128v128g1_bf16_sfp32_ready_lossless_n64_bb5578ff(
+def gdn2_verify_readout_pairs_k128v128g1_bf16_sfp32_ready_lossless_n64_54c5dca9(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -268,9 +268,9 @@ def gdn2_verify_readout_pairs_k128v128g1_bf16_sfp32_ready_lossless_n64_bb5578ff(
         x = tl.where(live[:, None], (v.to(tl.float32) * write_gate - ks), 0.0)
         inverse = tl.load(pair_ptrs + 1 * C * C)
         # What an inverse is off by grows with the square of the nodes that repeat a key: one correction by what is left.
-        first = tf32x3_product(inverse, x)
-        rest = (x - first) - tf32x3_product(tl.load(pair_rows + (2 * (BLOCKS * (BLOCKS + 1) // 2) + chunk) * (C * C) + lane[:, None] * C + lane[None, :]), first)
-        x = first + tf32x3_product(inverse, rest)
+        close = tf32x3_product(inverse, x)
+        rest = (x - close) - tf32x3_product(tl.load(pair_rows + (2 * (BLOCKS * (BLOCKS + 1) // 2) + chunk) * (C * C) + lane[:, None] * C + lane[None, :]), close)
+        x = close + tf32x3_product(inverse, rest)
         x = x * k_norm[:, None]
         x = tl.fma(x, k_off[:, None], x)
         qs = mix_product(tl.load(pair_ptrs), x, qs)
