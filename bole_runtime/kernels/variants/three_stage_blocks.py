@@ -37,7 +37,7 @@ PARAMS = (
     c.PDL,
 )
 
-#: Values a row that the first two kernels hand on: see templates/row_blocks.jinja.
+#: Values a row that the first two kernels hand on: see templates/pair_blocks.jinja.
 ROW_VALUES = 14
 
 
