@@ -61,6 +61,8 @@ OVERLAP_LOSS = 0.2
 #: Typical accepted tokens, for commits.
 ACCEPTED = 4
 PASSES = {"native": 1, "bf16": 1, "bf16x2": 2, "bf16x3": 3, "tf32": 2, "tf32x3": 6, "ieee": 16}
+#: Warps of the kernels before the pass over the state where there are several; without a solve, of the first and last.
+_STAGES = ("row_warps", "inverse_warps", "solve_warps")
 _SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 
@@ -153,23 +155,27 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
         return [KernelCost(grids[0], traffic.total, again, grids[0] * readout + solve, in_flight, steps)]
     block = int(get("row_block", rows))
     inputs = traffic.inputs * 0.7
-    first = KernelCost(
-        grids[0],
-        inputs + (0 if fits else scratch),
-        (scratch if fits else 0) + inputs * (rows // block - 1),
-        heads / problem.group * prepare * 0.5,
-        block * dk * _SIZE[problem.in_dtype],
-        block * 0.5 + (rows / block) * 4,
-    )
-    second = KernelCost(
-        grids[1],
+    # Several kernels that make R share the work, and each its writes.
+    first = [
+        KernelCost(
+            grid,
+            (inputs + (0 if fits else scratch)) / (len(grids) - 1),
+            ((scratch if fits else 0) + inputs * (rows // block - 1)) / (len(grids) - 1),
+            heads / problem.group * prepare * 0.5 / (len(grids) - 1),
+            block * dk * _SIZE[problem.in_dtype],
+            (block * 0.5 + (rows / block) * 4) / (len(grids) - 1),
+        )
+        for grid in grids[:-1]
+    ]
+    last = KernelCost(
+        grids[-1],
         traffic.total + (0 if fits else scratch),
         again + (scratch * tiles if fits else scratch * (tiles - 1)),
-        grids[1] * readout,
+        grids[-1] * readout,
         in_flight,
         1,
     )
-    return [first, second]
+    return [*first, last]
 
 
 def resident(resources: KernelResources, warps: int, record: GpuRecord) -> int:
@@ -214,8 +220,8 @@ def predict_us(
     costs = kind.costs(target, config, variant)
     get = dict(config.params).get
     warps = [int(get("warps", 4))] * len(costs)
-    if len(costs) > 1:
-        warps[0] = int(get("prepare_warps", warps[0]))
+    for i, name in enumerate({1: (), 2: ("prepare_warps",), 3: _STAGES[::2]}.get(len(costs), _STAGES)):
+        warps[i] = int(get(name, warps[i]))
     total = 0.0
     for i, cost in enumerate(costs):
         used = resources[i] if i < len(resources) else kind.guess(target.problem, config)
