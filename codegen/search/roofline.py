@@ -22,7 +22,6 @@ the analytic default where the model is sure, see ``choose.MODEL_NOISE``.
 
 from __future__ import annotations
 
-import dataclasses
 import functools
 import math
 from collections.abc import Callable, Sequence
@@ -154,31 +153,27 @@ def kernel_costs(target: Target, config: Config, variant: Variant) -> list[Kerne
         return [KernelCost(grids[0], traffic.total, again, grids[0] * readout + solve, in_flight, steps)]
     block = int(get("row_block", rows))
     inputs = traffic.inputs * 0.7
-    first = KernelCost(
-        grids[0],
-        inputs + (0 if fits else scratch),
-        (scratch if fits else 0) + inputs * (rows // block - 1),
-        heads / problem.group * prepare * 0.5,
-        block * dk * _SIZE[problem.in_dtype],
-        block * 0.5 + (rows / block) * 4,
-    )
-    second = KernelCost(
-        grids[1],
+    # Several kernels that make R share the work, and each its writes.
+    first = [
+        KernelCost(
+            grid,
+            (inputs + (0 if fits else scratch)) / (len(grids) - 1),
+            ((scratch if fits else 0) + inputs * (rows // block - 1)) / (len(grids) - 1),
+            heads / problem.group * prepare * 0.5 / (len(grids) - 1),
+            block * dk * _SIZE[problem.in_dtype],
+            (block * 0.5 + (rows / block) * 4) / (len(grids) - 1),
+        )
+        for grid in grids[:-1]
+    ]
+    last = KernelCost(
+        grids[-1],
         traffic.total + (0 if fits else scratch),
         again + (scratch * tiles if fits else scratch * (tiles - 1)),
-        grids[1] * readout,
+        grids[-1] * readout,
         in_flight,
         1,
     )
-    if len(grids) == 2:
-        return [first, second]
-    # Sums of gates block after block; pairs of blocks, whose rows and sums each program reads again; then the pass.
-    blocks = rows / block
-    sums = dataclasses.replace(first, l2=0, flops=0, steps=blocks * 2)
-    pairs = dataclasses.replace(
-        first, programs=grids[1], dram=0, l2=8.0 * grids[1] * block * dk * 4, flops=heads * prepare * 0.5, steps=block
-    )
-    return [sums, pairs, dataclasses.replace(second, programs=grids[2], flops=grids[2] * readout, steps=blocks * 2)]
+    return [*first, last]
 
 
 def resident(resources: KernelResources, warps: int, record: GpuRecord) -> int:
@@ -221,12 +216,7 @@ def predict_us(
     """
     kind = kind_of(target.problem)
     costs = kind.costs(target, config, variant)
-    get = dict(config.params).get
-    warps = [int(get("warps", 4))] * len(costs)
-    if len(costs) > 1:
-        warps[-2] = int(get("prepare_warps", warps[-2]))
-    if len(costs) > 2:
-        warps[0] = int(get("sum_warps", warps[0]))
+    warps = [plan.num_warps for plan in variant.plans(target.problem, config)]
     total = 0.0
     for i, cost in enumerate(costs):
         used = resources[i] if i < len(resources) else kind.guess(target.problem, config)

@@ -47,6 +47,7 @@ PROBLEMS: dict[str, tuple[Pin, Draw]] = {
     ),
     "chunked": (pin("chunked", chunk=16, bv=16), draw((30, 21), ONE, (24, 40), pending=5)),
     "blocks": (pin("two_stage_blocks", bv=16), draw((70, 66), ONE, (24, 40), pending=5)),
+    "four_stage": (pin("four_stage", bv=16), draw((70, 66), TWO, (24, 20), packed=True, pending=5)),
 }
 #: What only a solve has: its other form, and k rows that meet the state apart from q rows.
 SOLVES: dict[str, tuple[Pin, Draw]] = {

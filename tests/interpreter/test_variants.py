@@ -66,6 +66,14 @@ VERIFY: tuple[tuple[Pin, Draw], ...] = (
         pin("two_stage_blocks", row_block=32, prepare_warps=4, block=16, bv=16),
         draw((67, 120), ONE, (16, 16), packed=True),
     ),
+    (pin("four_stage", bv=16), draw((70, 66), ONE, (24, 16), mode="raw")),
+    (pin("four_stage", block=32, bv=32, unroll=2), draw((97, 165), ONE, (16, 40), packed=True)),
+    (pin("four_stage", bv=16, unroll=1), draw((129, 3), TWO, (16, 24), mode="raw")),
+    (
+        pin("four_stage", row_block=16, row_warps=1, inverse_warps=1, solve_warps=1),
+        draw((70, 101), THREE, (20, 24), pending=16),
+    ),
+    (pin("four_stage", unroll=2), draw((67, 80), TWO, (16, 16), packed=True, pending=5, capture=False)),
 )
 
 

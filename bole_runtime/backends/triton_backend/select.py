@@ -25,6 +25,7 @@ _RAW_BITS = "Triton's interpreter multiplies the bfloat16 operands of a dot as r
 
 #: Products that the interpreter gets wrong or refuses, and those of the same profile that it can do.
 _SAFE_MIX: dict[Any, str] = {"bf16": "tf32", "bf16x3": "tf32x3"}
+_SAFE_SOLVE: dict[Any, str] = {"bf16x3": "tf32x3", "bf16x6": "tf32x3"}
 
 #: What kernels are checked against where there is no GPU (the interpreter).
 _INTERPRETER = GpuLimits((9, 0), 132, 232448, 60 << 20, 4800.0)
@@ -118,6 +119,8 @@ def _interpretable(problem: Specialisation, config: Config) -> Config:
     values = config.as_dict()
     if values.get("mix") in _SAFE_MIX:
         values["mix"] = _SAFE_MIX[values["mix"]]
+    if values.get("solve") in _SAFE_SOLVE:
+        values["solve"] = _SAFE_SOLVE[values["solve"]]
     for name, plain in (("mix_store", "fp32"), ("pdl", False), ("chain", False)):
         if name in values:
             values[name] = plain

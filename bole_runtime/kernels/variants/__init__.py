@@ -16,6 +16,7 @@ from bole_runtime.kernels.variants.commit_steps import COMMIT_STEPS
 from bole_runtime.kernels.variants.conv import TREE_CONV
 from bole_runtime.kernels.variants.conv_commit import CONV_COMMIT
 from bole_runtime.kernels.variants.conv_rows import TREE_CONV_ROWS
+from bole_runtime.kernels.variants.four_stage import FOUR_STAGE
 from bole_runtime.kernels.variants.fused import FUSED
 from bole_runtime.kernels.variants.slices import SLICES
 from bole_runtime.kernels.variants.three_stage_blocks import THREE_STAGE_BLOCKS
@@ -28,6 +29,7 @@ _ALL: tuple[Variant, ...] = (
     TWO_STAGE,
     CHUNKED,
     TWO_STAGE_BLOCKS,
+    FOUR_STAGE,
     TWO_STAGE_SLICES,
     SLICES,
     THREE_STAGE_BLOCKS,

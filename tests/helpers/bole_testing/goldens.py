@@ -38,6 +38,7 @@ def _conv_golden(variant: str, index: int = 0, **problem: Any) -> Golden:
 
 
 _BLOCKS = {"share": True, "row_block": 16, "prepare_warps": 1, "solve": "tf32x3", "gather": "apart"}
+_ONE_WARP = {"row_warps": 1, "inverse_warps": 1, "solve_warps": 1}
 _LOOP = {"prefetch": False, "bk": 128, "stages": 3, "bv": 64, "warps": 4, "programs": 0}
 _WALK = {"prefetch": False, "programs": 256}
 _RAW_FAST = {"gate_mode": "raw", "precision": "fast"}
@@ -66,6 +67,17 @@ GOLDENS: dict[str, Golden] = {
     ),
     "verify_readout_blocks_raw_fast": _golden("two_stage_blocks", {}, 1, nodes=256, **_RAW_FAST),
     "verify_readout_blocks_mamba2_ready_pending": _golden("two_stage_blocks", {}, 1, nodes=128, pending=16, **_MAMBA2),
+    "verify_rows_raw_lossless": _golden("four_stage", {}, nodes=256, gate_mode="raw"),
+    "verify_rows_mamba2_ready_pending": _golden("four_stage", {}, nodes=128, pending=16, **_MAMBA2),
+    "verify_inverses_raw_fast": _golden("four_stage", {}, 1, nodes=256, **_RAW_FAST),
+    "verify_inverses_ready_lossless_pending": _golden(
+        "four_stage", {"row_block": 16, **_ONE_WARP}, 1, nodes=128, pending=16
+    ),
+    "verify_substitute_raw_fast": _golden("four_stage", {}, 2, nodes=256, **_RAW_FAST),
+    "verify_substitute_unnormalised_lossless": _golden("four_stage", {"unroll": 1}, 2, nodes=128, qk_l2norm=False),
+    "verify_substitute_mamba2_ready_pending": _golden("four_stage", {}, 1, nodes=128, pending=16, **_MAMBA2),
+    "verify_readout_rows_raw_fast": _golden("four_stage", {}, 3, nodes=256, **_RAW_FAST),
+    "verify_readout_rows_mamba2_ready_pending": _golden("four_stage", {}, 2, nodes=128, pending=16, **_MAMBA2),
     "commit_raw_lossless": _golden("path", {}, gate_mode="raw"),
     "commit_layers_ready_fast_pending": _golden("path", {}, 1, precision="fast", pending=16),
     "commit_steps_raw_lossless": _golden("steps", {}, gate_mode="raw"),

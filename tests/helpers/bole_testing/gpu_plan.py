@@ -190,6 +190,20 @@ VARIANTS: tuple[VariantEntry, ...] = (
         mode="ready",
         packed=True,
     ),
+    make_entry(pin("four_stage"), nodes=129, capture=True),
+    make_entry(pin("four_stage"), "fast", nodes=200, packed=True, capture=True),
+    make_entry(pin("four_stage", unroll=1, bv=32), "fast", nodes=120, pending=16),
+    make_entry(pin("four_stage", unroll=4, mix="tf32x3", solve="tf32x3"), nodes=140, mode="ready"),
+    make_entry(pin("four_stage", inverse_warps=1, solve_warps=1, row_warps=1), "fast", nodes=256, types=(BF16, BF16)),
+    make_entry(
+        pin("four_stage", row_block=16, row_warps=1, inverse_warps=1, solve_warps=1),
+        nodes=131,
+        dims=ODD,
+        heads=(1, 3),
+        types=(FP32, FP16),
+        mode="ready",
+        packed=True,
+    ),
 )
 
 
@@ -227,6 +241,8 @@ FAMILIES: tuple[FamilyEntry, ...] = (
     FamilyEntry("mamba2", make_entry(pin("two_stage", bv=32, pdl=True), nodes=16, **_SSD, pending=16, mode="ready")),
     FamilyEntry("mamba2", make_entry(pin("chunked", chunk=32), nodes=129, **_SSD)),
     FamilyEntry("mamba2", make_entry(pin("two_stage_blocks"), "fast", nodes=129, **_SSD, packed=True, capture=True)),
+    FamilyEntry("mamba2", make_entry(pin("four_stage"), nodes=129, **_SSD, packed=True, capture=True)),
+    FamilyEntry("deltanet", make_entry(pin("four_stage"), "fast", nodes=110, mode="ready", pending=16, capture=True)),
     FamilyEntry("lightning", make_entry(pin("fused", commit=_STEPS), mode="ready")),
     FamilyEntry("mamba2", make_entry(pin("fused", commit=_TILES), **_SSD)),
     FamilyEntry("kda", make_entry(pin("slices", commit=_TILES), heads=(2, 2), mode="ready")),
