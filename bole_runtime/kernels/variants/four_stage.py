@@ -124,7 +124,7 @@ def _blocks(problem: Problem, config: Config) -> tuple[int, int]:
 
 def _known(problem: Problem, config: Config) -> int:
     """Blocks of R of a head that go through memory while it is solved: those of columns beyond the first ones."""
-    beyond = max(0, _blocks(problem, config)[0] - config["unroll"])
+    beyond: int = max(0, _blocks(problem, config)[0] - config["unroll"])
     return beyond * (beyond + 1) // 2
 
 
@@ -163,6 +163,7 @@ def _plans(problem: Problem, config: Config) -> tuple[KernelPlan, ...]:
         "KNOWN": _known(problem, config),
         "UNROLL": config["unroll"],
         "REFINED": _refined(problem),
+        "SUBSTITUTES": False,
         "INSIDE": _inside(problem),
         "SOLVE": config["solve"],
         "PDL": config["pdl"],
