@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
@@ -85,6 +86,8 @@ def stale(args: argparse.Namespace) -> int:
     else:
         for one in found:
             print(f"{one['table']}: {one['key']}: {one['reason']}" if one["key"] else one["reason"])
+    # A reader that is gone wants no more words; the next line would swallow that.
+    sys.stdout.flush()
     where = f": {', '.join(read)}" if read else ""
     say(f"{entries(len(found), 'stale')} in {counted(len(read), 'table')}{where}")
     return 1 if found else 0
