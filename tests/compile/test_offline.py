@@ -41,8 +41,21 @@ def kernels(name: str, problem: Problem) -> tuple[RenderedKernel, ...]:
         ("two_stage", EIGHT.replace(state_dtype="bf16", precision="lossless", work=2048)),
         ("fused", EIGHT.replace(precision="lossless", work=32)),
         ("fused", EIGHT.replace(state_dtype="bf16", work=32)),
+        ("four_stage", USUAL.replace(nodes=256, depth=256)),
+        ("four_stage", USUAL.replace(nodes=256, depth=256, precision="lossless")),
     ],
-    ids=["two_stage", "fused", "commit", "commit by a solve", "8 two_stage", "8 lossless", "8 fused", "8 bf16"],
+    ids=[
+        "two_stage",
+        "fused",
+        "commit",
+        "commit by a solve",
+        "8 two_stage",
+        "8 lossless",
+        "8 fused",
+        "8 bf16",
+        "many rows",
+        "many, exact",
+    ],
 )
 def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
     for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:
