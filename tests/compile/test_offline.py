@@ -61,7 +61,8 @@ def test_defaults_do_not_spill(name: str, problem: Problem) -> None:
     for kernel in kernels(name, problem)[: 1 if problem.op == "commit" else None]:
         found = compile_offline(kernel, problem, H200)
         # Where registers are limited, for more programs at a time, a few values may go to memory. So do addresses of
-        # tiles one after the other: the fastest commit on an H200 all the same. And two words make room for a sixth program.
+        # tiles one after the other: the fastest commit on an H200 all the same. And two words of a
+        # solve make room for a sixth program.
         assert found.spill_bytes <= {"steps": 16, "four_stage": 8}.get(name, 0) or kernel.plan.registers, kernel.name
         assert 0 < found.registers <= (kernel.plan.registers or 255)
         assert found.shared_bytes <= H200.smem_per_block
