@@ -60,7 +60,17 @@ L2_SHARE = 20e6
 OVERLAP_LOSS = 0.2
 #: Typical accepted tokens, for commits.
 ACCEPTED = 4
-PASSES = {"native": 1, "bf16": 1, "bf16x2": 2, "bf16x3": 3, "tf32": 2, "tf32x3": 6, "ieee": 16}
+PASSES = {
+    "native": 1,
+    "bf16": 1,
+    "bf16x2": 2,
+    "bf16x3": 3,
+    "bf16x5": 5,
+    "bf16x6": 6,
+    "tf32": 2,
+    "tf32x3": 6,
+    "ieee": 16,
+}
 _SIZE = {"bf16": 2, "fp16": 2, "fp32": 4}
 
 

@@ -121,7 +121,7 @@ def mix_block(ptr, at, ok, x, acc):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_readout_rows_k128v128g2_bf16_sfp32_raw_fast_n256_c24a8b76(
+def gdn_verify_readout_rows_k128v128g2_bf16_sfp32_raw_fast_n256_95eab499(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -214,7 +214,7 @@ def gdn_verify_readout_rows_k128v128g2_bf16_sfp32_raw_fast_n256_c24a8b76(
     s = load_rows(state_rows, stride_sr, cols, cols < DV, 0, DK, DK_PAD)
     sums = weights_ptr + (b64 * heads + h) * (4 * ROWS)
     norms = weights_ptr + batch.to(tl.int64) * heads * (4 * ROWS) + (b64 * (heads // GROUP) + kh) * (5 * ROWS)
-    mix_rows = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (b64 * heads + h) * 1 * (ROWS * ROWS)
+    mix_rows = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (b64 * heads + h) * (ROWS * ROWS)
     total = count
     rows0 = lane + 0 * C
     node0 = rows0

@@ -141,13 +141,6 @@ def solve_block(p, ptr):
     return terms_product(terms(p), load_terms(ptr), tl.zeros([C, C], dtype=tl.float32))
 
 
-@triton.jit
-def store_mix(ptr, at, mix):
-    """A block of R, bf16."""
-    high = mix.to(tl.bfloat16)
-    tl.store(ptr + at, high)
-
-
 @triton.jit(
     do_not_specialize=[
 "nodes", "heads", "batch", "slot_count", "scale", "beta_scale",
@@ -159,7 +152,7 @@ def store_mix(ptr, at, mix):
 "offsets_ptr", "depths_ptr", "cg_ptr", "cbeta_ptr",
     ],
 )
-def gdn_verify_substitute_k128v128g2_bf16_raw_fast_n256_e46f4540(
+def gdn_verify_substitute_k128v128g2_bf16_raw_fast_n256_5243c417(
     q_ptr,
     k_ptr,
     v_ptr,
@@ -264,7 +257,7 @@ def gdn_verify_substitute_k128v128g2_bf16_raw_fast_n256_e46f4540(
     steep = tl.min(low, axis=0) < -80.0
     row_factor = tl.where(live_i, scale * q_norm_i, 0.0)
     row_lift = row_factor * tl.exp(whole_i + part_i)
-    mix_rows = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (b64 * heads + h) * 1 * (ROWS * ROWS)
+    mix_rows = work_ptr.to(tl.pointer_type(tl.bfloat16)) + (b64 * heads + h) * (ROWS * ROWS)
     all_heads = batch.to(tl.int64) * heads
     inverses = work_ptr + all_heads * 32768 + (b64 * heads + h) * 16384
     known = work_ptr + all_heads * 49152 + (b64 * heads + h) * 21504
@@ -320,7 +313,7 @@ def gdn_verify_substitute_k128v128g2_bf16_raw_fast_n256_e46f4540(
             whole0 = tl.load(sums + rows0)
             part0 = tl.load(sums + ROWS + rows0)
             y0 = y0 * pair_decay(mask0, whole_i, part_i, whole0, part0)
-        store_mix(mix_rows, rows_i[:, None] * ROWS + rows0[None, :], y0)
+        tl.store(mix_rows + rows_i[:, None] * ROWS + rows0[None, :], y0.to(tl.bfloat16))
         if first > 0:
             store_terms(known + (kept_blocks + column0) * (C * C), -x0)
         if last > first:
@@ -366,7 +359,7 @@ def gdn_verify_substitute_k128v128g2_bf16_raw_fast_n256_e46f4540(
                 whole1 = tl.load(sums + rows1)
                 part1 = tl.load(sums + ROWS + rows1)
                 y1 = y1 * pair_decay(mask1, whole_i, part_i, whole1, part1)
-            store_mix(mix_rows, rows_i[:, None] * ROWS + rows1[None, :], y1)
+            tl.store(mix_rows + rows_i[:, None] * ROWS + rows1[None, :], y1.to(tl.bfloat16))
             if first > 0:
                 store_terms(known + (kept_blocks + column1) * (C * C), -x1)
 

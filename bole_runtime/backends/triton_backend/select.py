@@ -24,7 +24,7 @@ SHORT = {torch.bfloat16: "bf16", torch.float16: "fp16", torch.float32: "fp32"}
 _RAW_BITS = "Triton's interpreter multiplies the bfloat16 operands of a dot as raw bits, so the result would be wrong"
 
 #: Products that the interpreter gets wrong or refuses, and those of the same profile that it can do.
-_SAFE_MIX: dict[Any, str] = {"bf16": "tf32", "bf16x3": "tf32x3"}
+_SAFE_MIX: dict[Any, str] = {"bf16": "tf32", "bf16x3": "tf32x3", "bf16x5": "tf32x3"}
 _SAFE_SOLVE: dict[Any, str] = {"bf16x3": "tf32x3", "bf16x6": "tf32x3"}
 
 #: What kernels are checked against where there is no GPU (the interpreter).

@@ -17,6 +17,9 @@ from bole_runtime.kernels.variants.two_stage import CHAIN, check_launches
 # A block of nodes lies in one word of the ancestor masks, and of 64 rows the inverse spills.
 ROW_BLOCK = Param("row_block", (16, 32), "rows of a block of the solve")
 BLOCK = Param("block", (32, 64), "rows of the pass over the state that are under way at a time")
+MIX = Param(
+    "mix", ("bf16", "bf16x5", "tf32", "tf32x3"), "precision of the product with the pseudo-values", ordered=False
+)
 SOLVE = Param("solve", ("bf16x3", "bf16x6", "tf32x3"), "products of terms that stand for one of the solve")
 ROW_WARPS = Param("row_warps", (1, 2, 4), "warps of a program of the first kernel")
 INVERSE_WARPS = Param("inverse_warps", (1, 2, 4), "warps of a program that makes inverses")
@@ -26,7 +29,7 @@ PARAMS = (
     c.BV,
     BLOCK,
     c.STATE_DOT,
-    c.MIX,
+    MIX,
     SOLVE,
     c.WARPS,
     ROW_BLOCK,
@@ -38,12 +41,22 @@ PARAMS = (
     CHAIN,
 )
 
-#: Up to 128 rows, all of R in one program takes less.
-MIN_ROWS, MAX_ROWS = 128, 512
+#: Below, all of R in one program takes less.
+MIN_ROWS = 128
+#: Beyond, the pass over the state, whose turns are code of their own, takes a minute to compile.
+MAX_ROWS = {"fast": 512, "lossless": 256}
 #: Turns of the pass over the state, which are code of their own. What R is multiplied with stays in shared memory.
 MAX_TURNS = 8
 #: Value heads whose gates a program of the first kernel sums.
 HEADS = 16
+
+
+def mixes(precision: str) -> tuple[str, ...]:
+    """Return the values of ``mix`` that keep a profile, best first.
+
+    Two bf16 terms of both operands are 4.3e-6 off, too much beside the state's; three of R make it 2.2e-6.
+    """
+    return ("bf16", "tf32") if precision == "fast" else ("bf16x5", "tf32x3")
 
 
 def solves(precision: str) -> tuple[str, ...]:
@@ -56,8 +69,9 @@ def solves(precision: str) -> tuple[str, ...]:
 
 def _applies(problem: Problem) -> str | None:
     rows = c.tile_rows(problem)
-    if not MIN_ROWS <= rows <= MAX_ROWS:
-        return f"{rows} rows are not {MIN_ROWS} to {MAX_ROWS}"
+    most = MAX_ROWS[problem.precision]
+    if not MIN_ROWS <= rows <= most:
+        return f"{rows} rows are not {MIN_ROWS} to {most}"
     if rows > 32 * MAX_TURNS and c.power_of_two(problem.dk) > 128:
         return f"{rows} rows of {problem.dk} key dims are more than {MAX_TURNS} times what fits the registers"
     return c.check_usual(problem)
@@ -66,7 +80,7 @@ def _applies(problem: Problem) -> str | None:
 def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
     for name, values in (
         ("state_dot", c.row_dots(problem)),
-        ("mix", c.mixes(problem.precision)),
+        ("mix", mixes(problem.precision)),
         ("solve", solves(problem.precision) if c.erases(problem) else SOLVE.choices[-1:]),
     ):
         if config[name] not in values:
@@ -92,17 +106,14 @@ def _check(problem: Problem, config: Config, gpu: GpuLimits) -> str | None:
 
 def _default(problem: Problem, gpu: GpuLimits) -> Config:
     dk = c.power_of_two(problem.dk)
-    # Two terms of everything, of all rows: half as many columns leave room for a second program.
-    widest = 32 if problem.precision != "fast" and c.tile_rows(problem) > 256 else 64
-    bv = max(16, min(widest, c.power_of_two(problem.dv), 64 * 128 // dk))
+    bv = max(16, min(64, c.power_of_two(problem.dv), 64 * 128 // dk))
     hopper = gpu.compute_capability >= (9, 0)
     return FOUR_STAGE.config(
         {
             "bv": bv,
             "block": 64 if dk <= 128 else 32,
             "state_dot": c.state_dots(problem.in_dtype, problem.state_dtype, problem.precision)[0],
-            # Terms of R are made once, by the kernel that makes R.
-            "mix": "bf16" if problem.precision == "fast" else "bf16x3",
+            "mix": mixes(problem.precision)[0],
             "solve": solves(problem.precision)[0] if c.erases(problem) else "tf32x3",
             "warps": max(4, bv * dk // 4096),
             "row_block": 32,
@@ -139,7 +150,7 @@ def _refined(problem: Problem) -> bool:
 
 
 def _mix_store(config: Config) -> str:
-    return {"bf16": "bf16", "bf16x3": "bf16x2"}.get(config["mix"], "fp32")
+    return "bf16" if config["mix"] == "bf16" else "fp32"
 
 
 def _mix_room(problem: Problem, config: Config) -> int:
@@ -229,6 +240,7 @@ def _narrow(problem: Problem, gpu: GpuLimits) -> Mapping[str, Callable[[Any], bo
     return {
         **c.narrow(problem, gpu),
         "bv": lambda v: 16 <= v <= c.power_of_two(problem.dv),
+        "mix": lambda v: v in mixes(problem.precision),
         "solve": lambda v: v in allowed,
         "unroll": lambda v: v == 1 or c.erases(problem),
         "row_warps": lambda v: v <= 2,

@@ -193,10 +193,10 @@ VARIANTS: tuple[VariantEntry, ...] = (
     make_entry(pin("four_stage"), nodes=129, capture=True),
     make_entry(pin("four_stage"), "fast", nodes=200, packed=True, capture=True),
     make_entry(pin("four_stage", unroll=1, bv=32), "fast", nodes=120, pending=16),
-    make_entry(pin("four_stage", unroll=4, mix="tf32x3", solve="tf32x3"), nodes=140, mode="ready"),
+    make_entry(pin("four_stage", unroll=4, bv=32, mix="tf32x3", solve="tf32x3"), nodes=140, mode="ready"),
     make_entry(pin("four_stage", inverse_warps=1, solve_warps=1, row_warps=1), "fast", nodes=256, types=(BF16, BF16)),
     make_entry(
-        pin("four_stage", row_block=16, row_warps=1, inverse_warps=1, solve_warps=1),
+        pin("four_stage", row_block=16, row_warps=1, inverse_warps=1, solve_warps=1, bv=32),
         nodes=131,
         dims=ODD,
         heads=(1, 3),
